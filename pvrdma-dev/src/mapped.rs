@@ -10,7 +10,8 @@ use crate::device::PvrdmaDevice;
 use crate::watcher::{Depth, DoorbellWatcher, MappedDoorbells, Outcome};
 
 impl<B: Backend> PvrdmaDevice<B> {
-    /// Sets the watcher of the rings of processes whose doorbell page is memory. Call it once, before the guest runs.
+    /// Sets the watcher of the rings of processes whose doorbell page is memory. Call it once, before a state is
+    /// restored and before the guest runs.
     ///
     /// Returns `true` if there was none before.
     pub fn set_doorbell_watcher(&self, watcher: Arc<dyn DoorbellWatcher>) -> bool {

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use common::{Process, gid};
 use pvrdma_dev::{
-    ObjectKind,
+    DeviceConfig, ObjectKind,
     testing::{
-        Buffer, Driver, FastMr, GuestMemory, MEMORY_BASE, MovingFunction, Mr, Path, Placement, Qp, QpInit, RecvWr,
-        SendWr, Srq, TestDevice, access, status, wc_flag,
+        Buffer, Driver, FastMr, GuestMemory, MEMORY_BASE, MappedPages, MovingFunction, Mr, Path, Placement, Qp, QpInit,
+        RecvWr, SendWr, Srq, TestDevice, access, status, wc_flag,
     },
 };
 use pvrdma_guest_memory::{DmaSpace, MemoryBudget};
@@ -178,6 +178,12 @@ fn shown(test: &TestDevice<Rxe>) -> Vec<Value> {
     let mut shown: Vec<_> = kinds.map(|kind| test.device.inspect_objects(kind)).collect();
     for object in shown.iter_mut().filter_map(Value::as_array_mut).flatten().filter_map(Value::as_object_mut) {
         object.remove("adapter");
+        // Pages that are memory belong to the VMM, and inferring is not saved.
+        object.remove("doorbells");
+        if object.get("state").is_some_and(|state| ["inferred", "armed", "not armed"].iter().any(|word| state == word))
+        {
+            object.remove("state");
+        }
         // The path of a connection is looked up again.
         if let Some(progress) = object.get_mut("progress").and_then(Value::as_object_mut) {
             progress.remove("path");
@@ -204,6 +210,8 @@ struct Side {
     space: Arc<DmaSpace>,
     test: TestDevice<Rxe>,
     function: Arc<MovingFunction>,
+    /// Its doorbell pages, if they are memory.
+    pages: Option<Arc<MappedPages>>,
     process: Process,
     qp: Qp,
     srq: Option<Srq>,
@@ -227,11 +235,13 @@ struct Side {
 }
 
 impl Side {
-    /// `user`: the objects belong to a process. `shared`: the QP has a shared receive queue.
+    /// `user`: the objects belong to a process. `shared`: the QP has a shared receive queue; without it, the process's
+    /// doorbell page is memory.
     fn new(adapter: Adapter, host: u8, cable: Option<Arc<MemoryLink>>, (user, shared): (bool, bool)) -> Self {
         let memory = GuestMemory::new(16 << 20);
         let test = TestDevice::new(&adapter.rxe, TestDevice::<Rxe>::config(host), memory);
-        let function = MovingFunction::new(test.function());
+        let pages = (user && !shared).then(|| MappedPages::new(&test.device));
+        let function = MovingFunction::new(pages.clone().map_or_else(|| test.function(), |pages| pages as _));
         let moving: Arc<dyn PciFunction> = Arc::<MovingFunction>::clone(&function);
         let driver = Driver::probe(moving, &test.memory, &test.irqs).unwrap();
         driver.bind_gid(0, gid(host)).unwrap();
@@ -248,6 +258,7 @@ impl Side {
             space: Arc::clone(test.memory.space()),
             test,
             function,
+            pages,
             process,
             qp,
             srq,
@@ -275,6 +286,9 @@ impl Side {
         let mut saved = Vec::new();
         assert!(self.test.device.pause());
         self.test.device.save(&mut saved).unwrap();
+        if self.pages.as_ref().is_some_and(|pages| pages.faults() > 0) {
+            *self.counts.entry("mapped doorbell").or_default() += 1;
+        }
         for what in in_progress(&saved) {
             *self.counts.entry(what).or_default() += 1;
             keep(what, self.host, &saved);
@@ -300,16 +314,29 @@ impl Side {
         self.adapter.cut.store(true, Ordering::SeqCst);
         let config = TestDevice::<Rxe>::config(self.host);
         self.space = self.test.memory.another_space();
-        let next = self.test.successor(&adapter.rxe, config, Arc::clone(&self.space));
+        let next = self.successor(&adapter, config);
         next.device.restore(&mut &saved[..]).unwrap();
         next.device.finish_restore().unwrap();
         assert_eq!(before, shown(&next));
         let mut again = Vec::new();
         next.device.save(&mut again).unwrap();
         assert!(records(saved) == records(&again), "the state changes on its way");
-        self.function.move_to(next.function());
-        self.test = next;
+        self.go_on(next);
         self.adapter = adapter;
+    }
+
+    /// Creates the device that takes the place of the current one.
+    fn successor(&mut self, adapter: &Adapter, config: DeviceConfig) -> TestDevice<Rxe> {
+        let next = self.test.successor(&adapter.rxe, config, Arc::clone(&self.space));
+        self.pages = self.pages.take().map(|pages| MappedPages::following(&next.device, &pages));
+        next
+    }
+
+    /// Puts another device in the place of the current one.
+    fn go_on(&mut self, next: TestDevice<Rxe>) {
+        let pages = self.pages.clone();
+        self.function.move_to(pages.map_or_else(|| next.function(), |pages| pages as _));
+        self.test = next;
     }
 
     /// Continues on another adapter, without the neighbours that it had on the first one, as a VMM does it. The first
@@ -317,7 +344,7 @@ impl Side {
     fn move_alone(&mut self, adapter: Adapter, saved: &[u8], leaves: bool) {
         self.space = self.test.memory.another_space();
         let config = TestDevice::<Rxe>::config(self.host);
-        let next = self.test.successor(&adapter.rxe, config, Arc::clone(&self.space));
+        let next = self.successor(&adapter, config);
         next.device.restore_alone(&mut &saved[..]).unwrap();
         next.device.finish_restore().unwrap();
         if leaves {
@@ -325,8 +352,8 @@ impl Side {
         }
         PciFunction::reset(&*self.test.device);
         assert!(self.test.device.resume());
-        self.function.move_to(next.function());
-        (self.test, self.adapter) = (next, adapter);
+        self.go_on(next);
+        self.adapter = adapter;
         assert!(self.test.device.resume());
     }
 
@@ -343,6 +370,11 @@ impl Side {
 
     /// Takes completions and compares them.
     fn poll(&mut self) {
+        match &self.pages {
+            Some(pages) if self.requests.is_multiple_of(3) => _ = pages.idle(),
+            Some(pages) => _ = pages.pass(),
+            None => {}
+        }
         while let Some(cqe) = self.process.cq.poll() {
             assert_eq!(cqe.status, status::SUCCESS, "{cqe:?}");
             if cqe.opcode >= 128 {
@@ -808,6 +840,7 @@ fn scripts_at_a_cable() {
     let all = [
         "armed queue",
         "half a message",
+        "mapped doorbell",
         "pending registration",
         "receive in use",
         "repeatable atomic",

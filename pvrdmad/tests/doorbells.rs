@@ -11,16 +11,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
+use common::place::Place;
 use common::remote::{probe, probe_mapped};
 use common::traffic::{gid, mac};
 use common::{Raw, region_info_body, words};
-use pvrdma_dev::testing::{Buffer, Cq, Driver, Mr, Path, Qp, QpInit, RecvWr, SendWr, access, status, wait_for};
+use pvrdma_dev::testing::{Buffer, Cq, Driver, Mr, Path, Qp, QpInit, RecvWr, SendWr, Stop, access, status, wait_for};
 use pvrdma_verbs::testing::skipped;
 use pvrdma_vfio_user_server::message::Command as Message;
 use pvrdmad::doorbells::{HostFacts, PageFile, stand_in::entrust};
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -125,26 +127,33 @@ fn guests(daemon: &Daemon, probe: fn(&std::path::Path, u64) -> Driver) -> [Drive
 }
 
 /// Sends messages in both directions. Every other round arms the completion queue and waits for an interrupt.
-fn exchange([a, b]: &mut [Process; 2], rounds: u64) {
+fn exchange(pair: &mut [Process; 2], rounds: u64) {
+    connect(pair);
+    (0..rounds).for_each(|round| send(pair, round));
+}
+
+fn connect([a, b]: &mut [Process; 2]) {
     let numbers = [a.qp.qpn, b.qp.qpn];
     a.connect(b.number, numbers[1]);
     b.connect(a.number, numbers[0]);
-    for round in 0..rounds {
-        a.buffer.fill_pattern(round);
-        b.recv(round);
-        if round % 2 == 1 {
-            b.cq.arm();
-        }
-        a.send(round);
-        if round % 2 == 1 {
-            while !b.driver.wait_notification().contains(&b.cq.handle) {}
-        }
-        for end in [&mut *a, &mut *b] {
-            let cqe = end.cq.wait();
-            assert_eq!((cqe.wr_id, cqe.status), (round, status::SUCCESS));
-        }
-        assert!(a.buffer.read(0, 64) == b.buffer.read(4096, 64), "round {round}");
+}
+
+/// Sends a message. In odd rounds, arms the completion queue and waits for an interrupt.
+fn send([a, b]: &mut [Process; 2], round: u64) {
+    a.buffer.fill_pattern(round);
+    b.recv(round);
+    if round % 2 == 1 {
+        b.cq.arm();
     }
+    a.send(round);
+    if round % 2 == 1 {
+        while !b.driver.wait_notification().contains(&b.cq.handle) {}
+    }
+    for end in [&mut *a, &mut *b] {
+        let cqe = end.cq.wait();
+        assert_eq!((cqe.wr_id, cqe.status), (round, status::SUCCESS));
+    }
+    assert!(a.buffer.read(0, 64) == b.buffer.read(4096, 64), "round {round}");
 }
 
 /// Posting, polling and arming cause no messages. They cause one page fault for each process, and one for each time
@@ -277,6 +286,21 @@ fn finish(touching: thread::JoinHandle<Mapping>) -> Mapping {
 /// no longer open or mapped.
 #[test]
 fn a_touch_that_was_not_answered_is_answered_by_the_stand_in() {
+    answered_by_the_stand_in(|(_supervisor, alive)| drop(alive));
+}
+
+/// A thread of a worker that waits for the kernel keeps the worker's descriptors open after the end of the daemon.
+#[test]
+fn a_touch_is_answered_after_the_end_of_the_daemon() {
+    let mut kept = None;
+    answered_by_the_stand_in(|(supervisor, alive)| {
+        drop(supervisor);
+        kept = Some(alive);
+    });
+}
+
+/// `end`: ends the process that serves the pages, which has a connection to the fallback server and a pipe.
+fn answered_by_the_stand_in(end: impl FnOnce((UnixStream, std::io::PipeWriter))) {
     let Ok(PageFile { device, file }) = PageFile::make(8).inspect_err(skipped) else {
         return;
     };
@@ -291,7 +315,7 @@ fn a_touch_that_was_not_answered_is_answered_by_the_stand_in() {
     drop(stand_in.stdin.take());
     let (life, alive) = std::io::pipe().unwrap();
     entrust(&ours, 8, device.as_fd(), life.as_fd()).unwrap();
-    drop((life, ours));
+    drop(life);
 
     let mapping = Mapping::new(&file, 8);
     drop(file);
@@ -300,11 +324,13 @@ fn a_touch_that_was_not_answered_is_answered_by_the_stand_in() {
         mapping
     });
     // The serving process has read the request, and ends before it answers.
+    rustix::event::poll(&mut [PollFd::new(&device, PollFlags::IN)], None).unwrap();
     let mut request = [0; 64 << 10];
     let length = rustix::io::read(&device, &mut request).unwrap();
     assert!(length > 40 && request[4] == 15, "a READ: {:?}", &request[..length]);
     assert!(!touching.is_finished());
-    drop((device, alive));
+    drop(device);
+    end((ours, alive));
     let mapping = finish(touching);
     (0..8).for_each(|page| mapping.store(page));
     assert_eq!(stand_in.try_wait().unwrap(), None);
@@ -312,7 +338,66 @@ fn a_touch_that_was_not_answered_is_answered_by_the_stand_in() {
     assert!(stand_in.wait().unwrap().success());
 }
 
-/// A VMM survives the worker process of its network at any moment: its page touches are still answered.
+/// Processes post, poll, arm and sleep without a message, while their network is handed over to new workers, kept by a
+/// worker whose successor fails, and handed over to another daemon.
+#[test]
+fn mapped_doorbells_survive_hand_overs() {
+    if PageFile::make(1).inspect_err(skipped).is_err() {
+        return;
+    }
+    let mut place =
+        Place::start_with("network", |_| vec!["name=a".to_owned()], |_| "network=a,doorbells=mapped".into());
+    let drivers = [1, 2].map(|number| {
+        let driver = probe_mapped(&place.path(&format!("a{number}")), 16 << 20);
+        driver.bind_gid(0, gid(number)).unwrap();
+        driver
+    });
+    let mut pair = [1, 2].map(|number| Process::new(number, &drivers[usize::from(number) - 1]));
+    connect(&mut pair);
+    let count = |counter: &str| -> u64 {
+        let status: Value = serde_json::from_str(&place.run(&["status", "--json"]).unwrap()).unwrap();
+        status["devices"].as_array().unwrap().iter().map(|device| device["counters"][counter].as_u64().unwrap()).sum()
+    };
+    let (rounds, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let _stop = Stop(&stop);
+        let traffic = scope.spawn({
+            let (pair, rounds, stop) = (&mut pair, &rounds, &stop);
+            move || {
+                while !stop.load(Ordering::SeqCst) {
+                    send(pair, rounds.fetch_add(1, Ordering::SeqCst));
+                }
+            }
+        });
+        let go_on = || {
+            let until = rounds.load(Ordering::SeqCst) + 20;
+            wait_for("traffic", || (traffic.is_finished() || rounds.load(Ordering::SeqCst) > until).then_some(()));
+            assert!(!traffic.is_finished());
+        };
+        let upgrade = || {
+            place.run(&["upgrade"]).unwrap();
+            go_on();
+        };
+        go_on();
+        (0..10).for_each(|_| upgrade());
+        for step in ["client", "ready"] {
+            place.install(&format!("#!/bin/sh\nPVRDMAD_FAULT=worker-{step}:die exec REAL \"$@\"\n"));
+            place.run(&["upgrade"]).unwrap_err();
+            go_on();
+        }
+        place.install("#!/bin/sh\nexec REAL \"$@\"\n");
+        place.replace_daemon();
+        go_on();
+        upgrade();
+    });
+    assert_eq!(count("doorbells_of_processes"), 0, "a doorbell was a message");
+    assert!(count("doorbell_faults") > 2, "the pages were taken away");
+    drop(pair);
+    place.daemon.wait();
+}
+
+/// A VMM survives the worker process of its network at any moment: its page touches are still answered. The same holds
+/// for a worker that has taken the network over.
 #[test]
 fn a_vmm_outlives_the_process_of_its_network() {
     let Some(daemon) = Daemon::start(["mapped", "trapped"], &[]) else { return };
@@ -325,6 +410,8 @@ fn a_vmm_outlives_the_process_of_its_network() {
     let (_, files) = client.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, 64));
     let mapping = Mapping::new(&files[0], 1024);
     drop(files);
+    mapping.store(1);
+    daemon.run(&["upgrade"]);
     mapping.store(1);
     let worker = || -> Option<i32> {
         let status: Value = serde_json::from_str(&daemon.run(&["status", "--json"])).unwrap();

@@ -49,6 +49,8 @@ pub use event::{Event, Notice, Waker};
 pub use generation::Generation;
 pub use level::Level;
 pub use pending::Pending;
+#[cfg(not(loom))]
+pub use present_pages::KeptPages;
 pub use present_pages::{PresentPages, Taken};
 pub use room::Room;
 pub use seq_lock::SeqLock;

@@ -24,6 +24,13 @@ struct Page {
     touched: AtomicBool,
 }
 
+/// Pages of which none is taken away.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub struct KeptPages<'a> {
+    _taking: parking_lot::MutexGuard<'a, ()>,
+}
+
 /// Result of taking pages away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Taken {
@@ -47,6 +54,11 @@ impl PresentPages {
             page.touched.store(true, Ordering::SeqCst);
             self.events.fetch_add(1, Ordering::SeqCst);
         }
+    }
+
+    /// Records that any page may have been touched.
+    pub fn mark_all(&self) {
+        (0..).zip(&self.pages).for_each(|(number, _)| self.mark(number));
     }
 
     fn page(&self, page: u32) -> Option<&Page> {
@@ -74,6 +86,12 @@ impl PresentPages {
                 f(number);
             }
         }
+    }
+
+    /// Waits until no page is being taken away. While the result exists, none is.
+    #[cfg(not(loom))]
+    pub fn keep(&self) -> KeptPages<'_> {
+        KeptPages { _taking: self.taking.lock() }
     }
 
     /// Takes a page away. `remove` does the work and waits for a touch in progress. The next store to the page is a

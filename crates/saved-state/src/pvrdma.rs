@@ -292,6 +292,10 @@ pub struct Cq {
     /// Completions for which it is armed.
     #[prost(enumeration = "Armed", tag = "5")]
     pub armed: i32,
+    /// The guest may have armed the queue unnoticed: it is notified when the device resumes, if the queue holds
+    /// completions.
+    #[prost(bool, tag = "6")]
+    pub unchecked: bool,
 }
 
 /// Reason why a ring cannot be used any more.

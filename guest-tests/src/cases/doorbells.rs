@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use super::applications::RSOCKETS;
 use super::case::{Case, skip};
 use super::shared::{Machines, Shared};
-use super::{connection, nvme, perftest, pingpong};
+use super::{connection, lifecycle, nvme, perftest, pingpong};
 use crate::daemon::Daemon;
 use crate::endpoints::Endpoints;
 use crate::image::GuestImage;
@@ -69,6 +69,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.push(shared.case("doorbells/polls-in-vain", polls_in_vain));
     cases.push(shared.case("doorbells/kernel", kernel));
     cases.push(shared.case("doorbells/idle", idle));
+    cases.push(shared.last_case("doorbells/upgrade-20-times", upgrade));
     cases.into_iter().map(|case| case.slow_unless(&ORDINARY, WHEN)).collect()
 }
 
@@ -84,6 +85,21 @@ pub(super) fn boot_with(image: &GuestImage, options: &PairOptions) -> Result<Pai
         Err(error) if format!("{error:#}").contains("doorbells=mapped:") => Err(skip(format!("{error:#}"))),
         pair => pair,
     }
+}
+
+/// The network is handed over twenty times, and then the whole daemon, while programs post, poll and sleep without a
+/// message.
+fn upgrade(MappedPair(pair): &mut MappedPair) -> Result<String> {
+    let link = pair.link(LinkKind::Pvrdma)?;
+    let before = [Counts::of(pair, 0)?, Counts::of(pair, 1)?];
+    let note = lifecycle::upgrade(pair, &link)?;
+    for (guest, before) in before.iter().enumerate() {
+        let now = Counts::of(pair, guest)?;
+        let messages = now.messages.saturating_sub(before.messages);
+        ensure!(messages == 0, "guest {guest}: {messages} doorbells were messages");
+        ensure!(now.found > before.found, "guest {guest}: no ring was polled");
+    }
+    Ok(note)
 }
 
 /// Returns a case with a program that causes no doorbell message in either guest.

@@ -77,7 +77,7 @@ fn killed_at_ten_points(pair: &mut Pair, link: &Link) -> Result<String> {
 
 /// The process of the network is replaced twenty times, and then the whole daemon, while programs run that check their
 /// data or wait for events. No program notices.
-fn upgrade(pair: &mut Pair, link: &Link) -> Result<String> {
+pub(super) fn upgrade(pair: &mut Pair, link: &Link) -> Result<String> {
     const UPGRADES: u32 = 20;
     let vms = || [pair.a(), pair.b()];
     nvme::connect(vms(), link.ip[0])?;

@@ -14,10 +14,6 @@ pub enum SaveError {
     /// The device is not paused.
     #[error("the device is not paused")]
     NotPaused,
-    /// The doorbell page of a process is mapped, so the rings of the process are watched, and that state is not saved.
-    /// The owner of the pages must make them trap first.
-    #[error("a doorbell page is mapped")]
-    MappedDoorbells,
     /// A restored device was not finished.
     #[error("the device is being restored")]
     Unfinished,

@@ -190,8 +190,7 @@ where
     }
 
     fn blockers(&self) -> Vec<String> {
-        let core = self.core();
-        core.mapped_contexts().into_iter().chain(core.hca.blockers()).collect()
+        self.core().hca.blockers()
     }
 
     fn resume(&self) -> Result<(), StateError> {

@@ -177,7 +177,9 @@ impl<H: SaveHca> Saver<'_, '_, H> {
         let Objects { contexts, pds, mrs, cqs, srqs, qps, gids } = objects;
         table(writer, saved::ObjectKind::Context, contexts, context)?;
         table(writer, saved::ObjectKind::Pd, pds, pd)?;
-        table(writer, saved::ObjectKind::Cq, cqs, cq)?;
+        // Of a mapped page the device hears no arming, even if the pause has put off that its queues infer it.
+        let unheard = |owner| contexts.get(owner).is_some_and(|context| context.is_mapped());
+        table(writer, saved::ObjectKind::Cq, cqs, |writer, handle, it| cq(writer, unheard(it.owner), handle, it))?;
         table(writer, saved::ObjectKind::Srq, srqs, |writer, handle, it| srq(writer, hca, handle, it))?;
         table(writer, saved::ObjectKind::Mr, mrs, |writer, handle, it| mr(writer, hca, handle, it))?;
         table(writer, saved::ObjectKind::Qp, qps, |writer, handle, it| qp(writer, (hca, objects), handle, it))?;
@@ -190,9 +192,8 @@ impl<H: SaveHca> Saver<'_, '_, H> {
 }
 
 fn context(writer: &mut Writer<'_>, handle: u32, it: &Context) -> Result<(), SaveError> {
-    if it.is_mapped() {
-        return Err(SaveError::MappedDoorbells);
-    }
+    // The next owner of the pages knows which of them are mapped. Rings that are watched need no state, because all
+    // rings are looked at when the device resumes.
     Ok(writer.write(&saved::Context { handle, uar_page: it.uar_page })?)
 }
 
@@ -201,12 +202,14 @@ fn pd<H: SaveHca>(writer: &mut Writer<'_>, _handle: u32, it: &Pd<H>) -> Result<(
     Ok(writer.write(&saved::Pd { handle, owner })?)
 }
 
-fn cq<H: SaveHca>(writer: &mut Writer<'_>, handle: u32, it: &Cq<H>) -> Result<(), SaveError> {
+fn cq<H: SaveHca>(writer: &mut Writer<'_>, unheard: bool, handle: u32, it: &Cq<H>) -> Result<(), SaveError> {
     let Cq { owner, ring, verbs: _, _charge: _ } = it;
-    let SavedCqRing { entries, pages: list, tail, armed } = ring.save().ok_or(SaveError::MappedDoorbells)?;
+    // The pages are those of one list, so a list accepts them.
+    let saved = ring.save(unheard).ok_or(VerbsError::Invalid("ring"))?;
+    let SavedCqRing { entries, pages: list, tail, armed, unchecked } = saved;
     pages(writer, &list)?;
     let armed = convert::save_armed(armed).into();
-    Ok(writer.write(&saved::Cq { handle, owner: *owner, entries, tail, armed })?)
+    Ok(writer.write(&saved::Cq { handle, owner: *owner, entries, tail, armed, unchecked })?)
 }
 
 /// Returns the pages of an object whose page with the ring state is at this address.

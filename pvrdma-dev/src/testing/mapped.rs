@@ -66,6 +66,18 @@ impl MappedPages {
         })
     }
 
+    /// Makes the doorbell pages of a device memory that takes the place of another one's, which any page may have been
+    /// present in.
+    pub fn following<B: Backend + 'static>(device: &Arc<PvrdmaDevice<B>>, previous: &Self) -> Arc<Self> {
+        let pages = Self::new(device);
+        pages.advance(previous.now());
+        if previous.faults() > 0 {
+            pages.pages.present.lock().extend(pages.window());
+            pages.pages.touched.lock().extend(pages.window());
+        }
+        pages
+    }
+
     /// Advances the time.
     pub fn advance(&self, nanoseconds: u64) {
         self.pages.now.fetch_add(nanoseconds, Ordering::SeqCst);

@@ -4,7 +4,7 @@
 //! one when a page is touched that is not in the page cache.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
@@ -72,7 +72,7 @@ impl Connection {
         Self { device, pages }
     }
 
-    /// Waits for a request and answers it. Before a page becomes present, its number is passed to `touched`.
+    /// Reads a request and answers it. Before a page becomes present, its number is passed to `touched`.
     ///
     /// # Errors
     /// The connection failed.
@@ -155,6 +155,12 @@ impl Connection {
     }
 }
 
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+}
+
 /// Writes notifications to a connection.
 #[derive(Debug)]
 pub(super) struct Notifier(OwnedFd);
@@ -166,6 +172,14 @@ impl Notifier {
     /// No descriptors are available.
     pub(super) fn of(device: &OwnedFd) -> io::Result<Self> {
         device.try_clone().map(Self)
+    }
+
+    /// Returns a duplicate of the connection.
+    ///
+    /// # Errors
+    /// No descriptors are available.
+    pub(super) fn connection(&self) -> io::Result<OwnedFd> {
+        self.0.try_clone()
     }
 
     /// Removes a page from the page cache and from all processes that map it. This waits for accesses in progress and

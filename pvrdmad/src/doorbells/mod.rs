@@ -19,12 +19,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use anyhow::{Context, bail};
 use pvrdma_base::counters;
 use pvrdma_dev::{DoorbellWatcher, MappedDoorbells};
 use serde::{Deserialize, Serialize};
 
 pub use host::HostFacts;
 pub use open::PageFile;
+use pages::StoppedPages;
 pub(crate) use stand_in::{entrust, tell_end};
 use watcher::{Watch, Watcher};
 
@@ -80,6 +82,26 @@ pub struct ServedFile {
     pub life: Option<OwnedFd>,
 }
 
+impl ServedFile {
+    /// Takes the file of doorbell pages from the descriptors of a device, if it has one.
+    ///
+    /// # Errors
+    /// A descriptor is missing.
+    pub(crate) fn take(setup: &DoorbellSetup, fds: &mut impl Iterator<Item = OwnedFd>) -> anyhow::Result<Option<Self>> {
+        Ok(match setup {
+            DoorbellSetup::Trapped { .. } => None,
+            DoorbellSetup::Mapped { unguarded, .. } => {
+                let (Some(device), Some(file)) = (fds.next(), fds.next()) else { bail!("no file of doorbell pages") };
+                let life = match unguarded {
+                    Some(_) => None,
+                    None => Some(fds.next().context("no descriptor that ends with the server of doorbell pages")?),
+                };
+                Some(Self { file: PageFile { device, file }, life })
+            }
+        })
+    }
+}
+
 /// Doorbell pages in a status.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DoorbellReport {
@@ -126,8 +148,87 @@ struct Lent {
     counts: Arc<DoorbellCounters>,
 }
 
+/// Doorbell pages that a worker gives to the next one, without their descriptors.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct GivenPages {
+    /// A processor may be free to poll the rings continuously.
+    spins: bool,
+    /// Reason why there is no fallback server, if there is none.
+    unguarded: Option<String>,
+    /// A client has touched a page. Any page may be present then.
+    touched: bool,
+}
+
+impl GivenPages {
+    /// Returns the number of its descriptors: the connection to the kernel, the file, and the end of the pipe to the
+    /// fallback server, if there is one.
+    pub(crate) const fn descriptors(&self) -> usize {
+        if self.unguarded.is_some() { 2 } else { 3 }
+    }
+
+    /// Combines the pages with their descriptors. Also returns `true` if a client has touched a page.
+    ///
+    /// Nothing checks that the first descriptor is a connection to the kernel: a worker that sends another one gains
+    /// nothing, because the messages that are read from it and written to it concern the pages of its own devices.
+    ///
+    /// # Errors
+    /// A descriptor is missing.
+    pub(crate) fn with(self, fds: Vec<OwnedFd>) -> anyhow::Result<(DoorbellSetup, ServedFile, bool)> {
+        let Self { spins, unguarded, touched } = self;
+        let setup = DoorbellSetup::Mapped { spins, unguarded };
+        let file = ServedFile::take(&setup, &mut fds.into_iter())?.context("no file of doorbell pages")?;
+        Ok((setup, file, touched))
+    }
+}
+
+/// Doorbell pages that are not served, so that another worker can serve them. Dropping it serves them again.
+#[derive(Debug)]
+pub(crate) struct HeldPages<'a> {
+    lent: &'a Lent,
+    given: GivenPages,
+    stopped: StoppedPages<'a>,
+}
+
+impl HeldPages<'_> {
+    /// Returns the pages and their descriptors for the other worker.
+    ///
+    /// # Errors
+    /// No descriptors are available.
+    pub(crate) fn give(&self) -> io::Result<(GivenPages, Vec<OwnedFd>)> {
+        let (connection, life) = self.lent.watch.pages().duplicates()?;
+        Ok((self.given.clone(), [connection, self.lent.file.try_clone()?].into_iter().chain(life).collect()))
+    }
+
+    /// Leaves the pages to the other worker.
+    pub(crate) fn give_away(self) {
+        std::mem::forget(self.stopped);
+    }
+}
+
+/// Doorbell pages that another worker still serves. Dropping it leaves them to that worker.
+#[derive(Debug)]
+pub(crate) struct ArrivingPages {
+    watch: Arc<Watch>,
+    touched: bool,
+}
+
+impl ArrivingPages {
+    /// Serves the pages from now on.
+    pub(crate) fn serve(self) {
+        self.watch.take_over(self.touched);
+    }
+}
+
+impl Drop for ArrivingPages {
+    fn drop(&mut self) {
+        self.watch.pages().leave();
+    }
+}
+
 impl Doorbells {
-    /// Creates the pages of the device `name`. If they are mapped, they belong to `file`, which has `pages` pages.
+    /// Creates the pages of the device `name`. If they are mapped, they belong to `file`, which has `pages` pages. They
+    /// are not served yet.
     ///
     /// # Errors
     /// No thread or descriptor is available.
@@ -155,6 +256,32 @@ impl Doorbells {
             lent.watcher = Some(Watcher::start(&lent.watch, device, spins)?);
         }
         Ok(())
+    }
+
+    /// Begins to serve pages that no process has served.
+    pub(crate) fn serve(&self) {
+        if let Some(lent) = &self.lent {
+            lent.watch.take_over(false);
+        }
+    }
+
+    /// Stops serving pages that may be given to another worker. Returns `None` if doorbells trap.
+    ///
+    /// # Errors
+    /// The thread that serves the pages is stuck or has ended.
+    pub(crate) fn hold(&self) -> io::Result<Option<HeldPages<'_>>> {
+        let (Some(lent), DoorbellSetup::Mapped { spins, unguarded }) = (&self.lent, &self.setup) else {
+            return Ok(None);
+        };
+        let stopped = lent.watch.pages().stop()?;
+        let given = GivenPages { spins: *spins, unguarded: unguarded.clone(), touched: lent.watch.is_touched() };
+        Ok(Some(HeldPages { lent, given, stopped }))
+    }
+
+    /// Returns the pages for the time at which they arrive: another worker has served them until then. `touched`: a
+    /// client has touched one.
+    pub(crate) fn arriving(&self, touched: bool) -> Option<ArrivingPages> {
+        self.lent.as_ref().map(|lent| ArrivingPages { watch: Arc::clone(&lent.watch), touched })
     }
 
     /// Returns the file for clients.

@@ -15,7 +15,7 @@ use super::fuse::{Connection, NAME, REQUEST, Served};
 /// A file whose pages are served by the holder of its FUSE connection.
 #[derive(Debug)]
 pub struct PageFile {
-    /// The FUSE connection, from which the kernel's requests are read.
+    /// The FUSE connection, from which the kernel's requests are read. Reads do not block.
     pub device: OwnedFd,
     /// The file.
     pub file: OwnedFd,
@@ -44,6 +44,9 @@ impl PageFile {
         let served = serving.join();
         let file = file.map_err(said("opening the file of doorbell pages"))?;
         served.map_err(|_| io::Error::other("the thread that opens doorbell pages ended"))?;
+        // Processes that share the connection must not wait in a read for a request that another one has read.
+        let flags = rustix::fs::fcntl_getfl(&device)?;
+        rustix::fs::fcntl_setfl(&device, flags | OFlags::NONBLOCK)?;
         Ok(Self { device, file })
     }
 }

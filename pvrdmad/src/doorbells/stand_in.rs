@@ -3,9 +3,9 @@
 //!
 //! Without an answer, the next touch of an absent page would end the VMM that maps it. This process has no other task.
 //! It holds a duplicate of each FUSE connection, and one end of a pipe whose other end belongs to the worker that
-//! serves the connection. Once that worker has ended, this process makes the kernel repeat the unanswered requests, and
-//! answers with zeros until the file is no longer mapped anywhere. Doorbells then have no effect, and the VMM continues
-//! without its device.
+//! serves the connection. Once that worker has ended, or all supervisors of it have, this process makes the kernel
+//! repeat the unanswered requests, and answers with zeros until the file is no longer mapped anywhere. Doorbells then
+//! have no effect, and the VMM continues without its device.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -103,8 +103,13 @@ pub(super) fn serve(stream: UnixStream) -> Result<()> {
             match receive(stream)? {
                 Said::Guard(one) if guarded.len() < FILES => guarded.push(one),
                 Said::Guard(_) => {}
-                Said::End => guarded.retain_mut(|one| one.life.take().is_none() || one.begin()),
-                Said::Closed => supervisor = None,
+                Said::End => guarded.retain_mut(Guarded::begin_once),
+                // The kernel ends a worker with its supervisor. A thread that waits for the kernel to remove a page
+                // outlives that, and keeps the pipe open until this process answers the kernel in its place.
+                Said::Closed => {
+                    supervisor = None;
+                    guarded.retain_mut(Guarded::begin_once);
+                }
             }
         }
     }
@@ -126,6 +131,11 @@ impl Guarded {
                 false
             }
         }
+    }
+
+    /// Takes over from the worker unless this was done before. Returns `false` if there is nothing to take over.
+    fn begin_once(&mut self) -> bool {
+        self.life.take().is_none() || self.begin()
     }
 
     /// Takes over from the worker that has ended. Returns `false` if there is nothing to take over.

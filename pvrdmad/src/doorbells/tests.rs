@@ -42,6 +42,7 @@ impl Place {
         let PageFile { device, file } = PageFile::make(pages).inspect_err(skipped).ok()?;
         let counts = Arc::<DoorbellCounters>::default();
         let watch = Watch::new("test", device, None, pages, Arc::clone(&counts)).unwrap();
+        watch.take_over(false);
         Some(Self { watch, counts, file, pages })
     }
 

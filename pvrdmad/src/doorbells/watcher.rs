@@ -45,7 +45,8 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Serves the pages of a file, and keeps `life` open meanwhile. The rings are not polled yet.
+    /// Creates the pages of a file, and keeps `life` open as long as this process may serve them. They are not served
+    /// yet, and the rings are not polled.
     ///
     /// # Errors
     /// No thread or descriptor is available.
@@ -62,10 +63,8 @@ impl Watch {
         let told = move || {
             faults.doorbell_faults.increment();
             waker.wake();
-            // The closure captures `life`, so that it is closed when the thread that serves the pages ends.
-            let _ = &life;
         };
-        let pages = Pages::serve(name, device, pages, start, told)?;
+        let pages = Pages::new(name, device, life, pages, start, told)?;
         Ok(Arc::new(Self {
             name: name.to_owned(),
             start,
@@ -79,9 +78,22 @@ impl Watch {
     }
 
     /// Returns the pages.
-    #[cfg(test)]
     pub(super) fn pages(&self) -> &Pages {
         &self.pages
+    }
+
+    /// Returns `true` if a page was ever touched.
+    pub(super) fn is_touched(&self) -> bool {
+        self.pages.flags().events() > 0
+    }
+
+    /// Serves pages that another process has served. Any of them may be present, if there was a touch.
+    pub(super) fn take_over(&self, touched: bool) {
+        if touched {
+            self.pages.flags().mark_all();
+            self.wake();
+        }
+        self.pages.answer();
     }
 
     /// Returns the state of the thread as a word.
@@ -108,6 +120,10 @@ impl DoorbellWatcher for Watch {
     }
 
     fn renew(&self, page: u32) {
+        // A restored device gives its pages to the same processes again. Another worker still answers the kernel.
+        if !self.pages.is_answering() {
+            return;
+        }
         if let Err(error) = self.pages.take_away(page) {
             self.counts.doorbell_arms_failed.increment();
             self.log.error(

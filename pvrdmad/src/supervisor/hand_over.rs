@@ -213,6 +213,7 @@ impl Keeper {
         let Ok(from) = arrival.from.recv() else { return Ok((session, Err(End::Stopped))) };
         let taken = self.call(&mut session, Request::TakeOver {}, &[from]);
         if taken.is_ok() {
+            self.plan.stand_ins.adopted();
             self.serves(&session);
         }
         Ok((session, taken))
@@ -223,10 +224,11 @@ impl Keeper {
         let (mut next, upcalls) = self.start(program)?;
         let mut set = self.greet(&mut next, upcalls)?;
         self.give_settings(&mut next, &mut set)?;
-        self.give(&mut next, &mut Vec::new(), |request| match request {
-            Request::Serve { device, link, doorbells, kept: _ } => Request::Expect { device, link, doorbells },
-            request => request,
-        })?;
+        for planned in self.plan.devices() {
+            // Removed meanwhile.
+            let Some((request, fds)) = planned.expectation()? else { continue };
+            self.give_device(&mut next, planned.name(), request, &fds)?;
+        }
         Ok(next)
     }
 }

@@ -323,7 +323,10 @@ impl Keeper {
             }
             _ => session.end(Duration::ZERO, kill),
         }
-        self.plan.stand_ins.worker_ended();
+        match end {
+            End::Given => self.plan.stand_ins.given(),
+            _ => self.plan.stand_ins.worker_ended(),
+        }
         (Some(pid), end)
     }
 
@@ -361,7 +364,7 @@ impl Keeper {
         loop {
             // Settings come first, because devices begin with the current carrier.
             self.give_settings(session, &mut set)?;
-            self.give(session, &mut given, |request| request)?;
+            self.give(session, &mut given)?;
             // The plan may have changed meanwhile. It is compared under the lock: a later change finds the worker in
             // `running` and is sent to it.
             let mut life = self.lives.life.lock();
@@ -380,14 +383,8 @@ impl Keeper {
         Ok(self.plan.first_settings())
     }
 
-    /// Updates the devices of a worker from `given` to the current plan. `change` may change the requests for new
-    /// devices.
-    pub(super) fn give(
-        &self,
-        session: &mut Session,
-        given: &mut Vec<Arc<Planned>>,
-        change: impl Fn(Request) -> Request,
-    ) -> Result<(), End> {
+    /// Updates the devices of a worker from `given` to the current plan.
+    fn give(&self, session: &mut Session, given: &mut Vec<Arc<Planned>>) -> Result<(), End> {
         let planned = self.plan.devices();
         let lacks = |list: &[Arc<Planned>], one: &Arc<Planned>| !list.iter().any(|other| Arc::ptr_eq(other, one));
         for gone in given.iter().filter(|one| lacks(&planned, one)) {
@@ -401,13 +398,24 @@ impl Keeper {
             // Removed meanwhile: the next look at the plan shows it.
             let Some((mut request, mut fds)) = new.request(&self.plan.stand_ins)? else { continue };
             self.add_left_clients(new.name(), &mut request, &mut fds);
-            self.call(session, change(request), &fds).map_err(|end| match end {
-                End::Refused(problem) => End::Refused(format!("device {}: {problem}", new.name())),
-                end => end,
-            })?;
+            self.give_device(session, new.name(), request, &fds)?;
             given.push(new);
         }
         Ok(())
+    }
+
+    /// Gives a device to a worker.
+    pub(super) fn give_device(
+        &self,
+        session: &mut Session,
+        name: &str,
+        request: Request,
+        fds: &[OwnedFd],
+    ) -> Result<(), End> {
+        self.call(session, request, fds).map_err(|end| match end {
+            End::Refused(problem) => End::Refused(format!("device {name}: {problem}")),
+            end => end,
+        })
     }
 
     /// Adds the clients that a worker has left at the keeper of a device, if it has crashed.

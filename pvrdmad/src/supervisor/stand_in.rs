@@ -32,6 +32,11 @@ pub(super) struct StandIns {
 struct State {
     /// Socket of the current worker's fallback server, once there are pages to guard.
     now: Option<UnixStream>,
+    /// Socket of the fallback server of a worker that another supervisor has not given to this one yet.
+    arriving: Option<UnixStream>,
+    /// Sockets of fallback servers that accept nothing more. They stay open until the worker ends, because a fallback
+    /// server takes over when its socket closes.
+    full: Vec<UnixStream>,
     /// Processes that have not been reaped.
     children: Vec<Child>,
 }
@@ -46,13 +51,45 @@ impl StandIns {
     /// end of the pipe may stay open, so the server cannot rely on the pipe.
     pub(super) fn worker_ended(&self) {
         let mut state = self.state.lock();
-        if let Some(told) = state.now.take().map(|stand_in| tell_end(&stand_in))
-            && let Err(error) = told
-        {
-            // The server has exited, because it had nothing to guard or was killed.
-            log::debug!("a stand-in is not told of the end of its worker: {error}");
+        let State { now, full, .. } = &mut *state;
+        for stand_in in now.take().into_iter().chain(full.drain(..)) {
+            if let Err(error) = tell_end(&stand_in) {
+                // The server has exited, because it had nothing to guard or was killed.
+                log::debug!("a fallback server is not told of the end of its worker: {error}");
+            }
         }
         state.children.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+    }
+
+    /// Leaves the fallback server to the supervisor that has taken the worker's devices.
+    pub(super) fn given(&self) {
+        self.state.lock().now = None;
+    }
+
+    /// Returns a duplicate of the socket of the current fallback server for another supervisor, if there is one.
+    ///
+    /// # Errors
+    /// No descriptors are available.
+    pub(super) fn duplicate(&self) -> io::Result<Option<OwnedFd>> {
+        self.state.lock().now.as_ref().map(|now| now.as_fd().try_clone_to_owned()).transpose()
+    }
+
+    /// Keeps the socket of another supervisor's fallback server for [`Self::adopted`].
+    ///
+    /// # Errors
+    /// It is no socket.
+    pub(super) fn expect(&self, socket: OwnedFd) -> io::Result<()> {
+        let socket = UnixStream::from(socket);
+        socket.set_write_timeout(Some(PATIENCE))?;
+        self.state.lock().arriving = Some(socket);
+        Ok(())
+    }
+
+    /// Uses the fallback server of the other supervisor from now on, because its worker has given its devices to a
+    /// worker of this one.
+    pub(super) fn adopted(&self) {
+        let mut state = self.state.lock();
+        state.now = state.arriving.take();
     }
 
     /// Registers the FUSE connection of a file with `pages` pages at the fallback server. Returns the end of a pipe
@@ -79,7 +116,8 @@ impl StandIns {
         }
         let sent = state.now.as_ref().map_or(Ok(()), |to| entrust(to, pages, device.as_fd(), life.as_fd()));
         if sent.is_err() {
-            state.now = None;
+            let full = state.now.take();
+            state.full.extend(full);
         }
         sent.map(|()| alive.into())
     }

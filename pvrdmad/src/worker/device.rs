@@ -73,18 +73,22 @@ impl ServedDevice {
         let Some(function) = &self.migratable else {
             bail!("device {device} uses the host's adapter, which cannot save it");
         };
-        if self.reporter.doorbells.file().is_some() {
-            bail!("device {device} has mapped doorbells (doorbells=mapped)");
-        }
         let nic = self.nic_server.as_ref().zip(self.reporter.nic.as_ref()).map(|(server, nic)| GivenFunction {
             device,
             nic: true,
             server,
             function: Arc::clone(&nic.device) as _,
+            doorbells: None,
             counts: Box::new(|| nic.counts()),
         });
-        let (server, function) = (&self.server, Arc::clone(function));
-        let own = GivenFunction { device, nic: false, server, function, counts: Box::new(|| self.reporter.counts()) };
+        let own = GivenFunction {
+            device,
+            nic: false,
+            server: &self.server,
+            function: Arc::clone(function),
+            doorbells: Some(&self.reporter.doorbells),
+            counts: Box::new(|| self.reporter.counts()),
+        };
         Ok(nic.into_iter().chain([own]).collect())
     }
 
@@ -100,7 +104,7 @@ impl ServedDevice {
         backend: &B,
         place: Place,
         host: &Arc<dyn Host>,
-        (keeper, arrivals): (Option<&Arc<Keeper>>, Option<&mut Arrivals>),
+        (keeper, mut arrivals): (Option<&Arc<Keeper>>, Option<&mut Arrivals>),
         migratable: impl FnOnce(&Arc<PvrdmaDevice<B>>) -> Option<Arc<dyn Migratable>>,
     ) -> Result<Self> {
         let Place {
@@ -133,6 +137,13 @@ impl ServedDevice {
                 nic.link.device().set_link(false);
             }
         }
+        let (doorbells, pages, touched) = match arrivals.as_deref_mut() {
+            Some(arrivals) => match arrivals.receive((&device.config.name, false))? {
+                Some((setup, file, touched)) => (setup, Some(file), Some(touched)),
+                None => (doorbells, None, Some(false)),
+            },
+            None => (doorbells, pages, None),
+        };
         let doorbells = lend(&device, doorbells, pages, &function)?;
         let (migratable, budget) = (migratable(&function), Arc::clone(function.memory_budget()));
         let endpoint = Endpoint {
@@ -151,12 +162,13 @@ impl ServedDevice {
         let listener = UnixListener::from(listener);
         let (server, former) = match (arrivals, &migratable) {
             (Some(arrivals), Some(function)) => {
-                let served = (device.config.name.as_str(), false);
-                let server = arrivals.serve(served, Arc::clone(function), listener, endpoint)?;
+                let server = arrivals.serve(&device.config.name, Arc::clone(function), listener, endpoint)?;
+                arrivals.add_pages(doorbells.arriving(touched.unwrap_or(false)));
                 (server, arrivals.take_counts())
             }
             (Some(_), None) => bail!("the host's adapter cannot restore it"),
             (None, _) => {
+                doorbells.serve();
                 let server = recovery::serve((&device.config.name, false), listener, endpoint, host)?;
                 (server, FormerCounts::default())
             }

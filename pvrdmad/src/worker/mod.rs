@@ -41,7 +41,7 @@ use self::links::Ether;
 use self::network_function::NetworkFunction;
 use crate::capture::stream::{self, Streams};
 use crate::config::{BackendSpec, Device, LinkState, Network, change_share, share_words};
-use crate::doorbells::{DoorbellSetup, PageFile, ServedFile};
+use crate::doorbells::ServedFile;
 use crate::failures::{FailureCounts, FailureLog, Failures};
 use crate::fault_point;
 use crate::logging;
@@ -233,7 +233,7 @@ impl Worker {
         let mut fds = fds.into_iter();
         let Some(listener) = fds.next() else { bail!("no socket for it") };
         let left = if kept { Some(fds.next().context("no connection to its keeper")?) } else { None };
-        let pages = served_file(&doorbells, &mut fds)?;
+        let pages = ServedFile::take(&doorbells, &mut fds)?;
         let keeper = self.setup.keepers.then(|| self.keeper(&name, left));
         let Network { name, mtu, .. } = &self.setup.network;
         let (network, mtu) = (name.clone(), *mtu);
@@ -464,19 +464,4 @@ impl Worker {
 /// Returns the device of this name.
 fn find<'a>(devices: &'a [ServedDevice], name: &str) -> Result<&'a ServedDevice> {
     devices.iter().find(|served| served.name() == name).ok_or_else(|| anyhow!("there is no device '{name}'"))
-}
-
-/// Takes the file of doorbell pages from the descriptors of a device, if it has one.
-fn served_file(doorbells: &DoorbellSetup, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Option<ServedFile>> {
-    Ok(match doorbells {
-        DoorbellSetup::Trapped { .. } => None,
-        DoorbellSetup::Mapped { unguarded, .. } => {
-            let (Some(device), Some(file)) = (fds.next(), fds.next()) else { bail!("no file of doorbell pages") };
-            let life = match unguarded {
-                Some(_) => None,
-                None => Some(fds.next().context("no descriptor that ends with the server of doorbell pages")?),
-            };
-            Some(ServedFile { file: PageFile { device, file }, life })
-        }
-    })
 }

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use pvrdma_guest_memory::{DmaSpace, MemoryBudget, PinPolicy};
 use pvrdma_vfio_user_server::{
     ConnectionStats, Endpoint, IrqTable, MigratableDevice, REPLY_DEADLINE, Server, keeper::client::Keeper,
@@ -76,7 +76,11 @@ impl NetworkFunction {
         let (listener, function) = (UnixListener::from(listener), Arc::clone(link.device()));
         let (server, former) = match arrivals {
             Some(arrivals) => {
-                let server = arrivals.serve((&device.config.name, true), function, listener, endpoint)?;
+                ensure!(
+                    arrivals.receive((&device.config.name, true))?.is_none(),
+                    "doorbell pages of a network function"
+                );
+                let server = arrivals.serve(&device.config.name, function, listener, endpoint)?;
                 (server, arrivals.take_counts())
             }
             None => {

@@ -39,6 +39,8 @@ pub(crate) struct SavedCqRing {
     pub(crate) tail: Option<u32>,
     /// Completions for which the guest requested a notification.
     pub(crate) armed: Armed,
+    /// The look at the ring that arming implies was left out, and is due when the device resumes.
+    pub(crate) unchecked: bool,
 }
 
 impl Armed {
@@ -62,7 +64,8 @@ struct State {
     armed: Armed,
     /// Set while the doorbells that arm the queue may not trap.
     inferred: Option<Box<Inferred>>,
-    /// The queue was armed by [`CqRing::listen`] in a pause, without the look at the ring that this implies.
+    /// The queue was armed in a pause, by [`CqRing::listen`] or by a restore, without the look at the ring that this
+    /// implies.
     unchecked: bool,
 }
 
@@ -86,7 +89,12 @@ impl CqRing {
         user: bool,
         hub: Arc<EventHub>,
     ) -> Result<Arc<Self>, RingShapeError> {
-        Self::restore(handle, SavedCqRing { entries, pages, tail: Some(0), armed: Armed::Not }, user, hub)
+        Self::restore(
+            handle,
+            SavedCqRing { entries, pages, tail: Some(0), armed: Armed::Not, unchecked: false },
+            user,
+            hub,
+        )
     }
 
     /// Restores the producer.
@@ -99,7 +107,7 @@ impl CqRing {
         user: bool,
         hub: Arc<EventHub>,
     ) -> Result<Arc<Self>, RingShapeError> {
-        let SavedCqRing { entries, pages, tail, armed } = saved;
+        let SavedCqRing { entries, pages, tail, armed, unchecked } = saved;
         let (words, ring) = match tail {
             Some(tail) => {
                 let stride = u32::try_from(CQE_SIZE).map_err(|_| RingShapeError::Elements(0))?;
@@ -114,7 +122,7 @@ impl CqRing {
                 (RingWords::at(state_page, StateWords::Rx, entries), None)
             }
         };
-        let state = Mutex::new(State { ring, armed, inferred: None, unchecked: false });
+        let state = Mutex::new(State { ring, armed, inferred: None, unchecked });
         Ok(Arc::new(Self { handle, user, words, state, hub }))
     }
 
@@ -124,14 +132,18 @@ impl CqRing {
         Arc::new(Self { handle: u32::MAX, user: false, words: RingWords::at(0, StateWords::Rx, 1), state, hub })
     }
 
-    /// Returns the state to be saved. `None`: notifications are inferred, because doorbells do not trap or did not trap
-    /// before this pause, and that state is not saved.
-    pub(crate) fn save(&self) -> Option<SavedCqRing> {
+    /// Returns the state to be saved. `None`: the ring has more pages than a list can hold.
+    ///
+    /// `unheard`: the doorbells that arm the queue do not trap. The device does not know then if the guest has armed
+    /// it, and saves it as [`Self::listen`] leaves it in a pause.
+    pub(crate) fn save(&self, unheard: bool) -> Option<SavedCqRing> {
         let Self { handle: _, user: _, words, state, hub: _ } = self;
         let State { ring, armed, inferred, unchecked } = &*state.lock();
-        if inferred.is_some() || *unchecked {
-            return None;
-        }
+        let (armed, unchecked) = match inferred {
+            Some(inferred) => (Armed::Any, !inferred.is_announced()),
+            None if unheard => (Armed::Any, true),
+            None => (*armed, *unchecked),
+        };
         let mut pages = PageListBuilder::default();
         // The address was taken from a list, so a list accepts it.
         pages.push(words.state_page()).ok()?;
@@ -143,7 +155,7 @@ impl CqRing {
             }
             None => None,
         };
-        Some(SavedCqRing { entries: words.entries(), pages: pages.finish(), tail, armed: *armed })
+        Some(SavedCqRing { entries: words.entries(), pages: pages.finish(), tail, armed, unchecked })
     }
 
     /// Returns the queue's handle.

@@ -13,7 +13,7 @@ use crate::abi::ring::eqe;
 use crate::device::PvrdmaDevice;
 use crate::inspect::ObjectKind;
 use crate::stats::Phase;
-use crate::testing::{MockBackend, MockDevice, QpInit, register};
+use crate::testing::{MockBackend, MockDevice, QpInit, SendWr, register};
 use world::{Populated, World, records};
 
 /// Kinds of objects whose description is the same before and after.
@@ -118,6 +118,56 @@ fn rings_go_on_where_they_were() {
     let orphan = core.objects.qps.get(world.orphan).unwrap();
     assert!(hca.complete_send(world.orphan, &completion).is_err());
     assert_eq!(orphan.verbs.qpn().get() & 0xffff, world.orphan);
+}
+
+/// A process whose doorbell page is memory posts and arms unnoticed. After a move to a device whose doorbells trap, its
+/// posts are found, and it is notified once of each completion of which it was not notified before.
+#[test]
+fn a_process_whose_page_is_memory_moves() {
+    /// When the guest arms its queue, and when a request completes.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    enum Case {
+        Armed,
+        Completed,
+        Notified,
+        ArmedInThePause,
+    }
+    for case in [Case::Armed, Case::Completed, Case::Notified, Case::ArmedInThePause] {
+        let mut world = World::new();
+        let pages = world.map_pages();
+        let driver = world.probe();
+        let context = driver.open().unwrap();
+        let pd = driver.create_pd(Some(&context)).unwrap();
+        let cq = driver.create_cq(Some(&context), 16).unwrap();
+        let mut qp = driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap();
+        let completion = Completion::new(qp.handle, 1, WcOpcode::Send, WcStatus::Success);
+        if case == Case::ArmedInThePause {
+            world.test.device.pause();
+        }
+        cq.arm();
+        pages.pass();
+        if matches!(case, Case::Completed | Case::Notified) {
+            world.hca().complete_send(qp.handle, &completion).unwrap();
+        }
+        if case == Case::Notified {
+            pages.advance(1_000_000);
+            pages.pass();
+            assert_eq!(driver.notifications(), [cq.handle]);
+        }
+        qp.post_send(&[SendWr::send(1, &[])]).unwrap();
+        assert_eq!((pages.faults(), world.hca().notified(qp.handle)), (1, (0, 0)), "{case:?}");
+        let saved = world.save();
+        world.move_on(&saved).unwrap();
+        world.resume();
+        assert_eq!(world.hca().pop_send(qp.handle).unwrap().map(|work| work.wr_id), Some(1), "{case:?}");
+        let once = vec![cq.handle];
+        assert_eq!(driver.notifications(), if case == Case::Completed { once.clone() } else { vec![] }, "{case:?}");
+        if case == Case::Completed {
+            cq.arm();
+        }
+        world.hca().complete_send(qp.handle, &completion).unwrap();
+        assert_eq!(driver.notifications(), once, "{case:?}");
+    }
 }
 
 /// Events that waited for room come after those in the ring, each once, and both vectors are raised.

@@ -10,8 +10,8 @@ use pvrdma_verbs_types::{Completion, WcOpcode, WcStatus};
 
 use crate::saved::RestoreError;
 use crate::testing::{
-    Context, Cq, Driver, FastMr, GuestMemory, MockBackend, MockDevice, MovingFunction, Mr, Pd, Qp, QpInit, RecvWr,
-    Request, SendWr, Srq, TestDevice, command_id,
+    Context, Cq, Driver, FastMr, GuestMemory, MappedPages, MockBackend, MockDevice, MovingFunction, Mr, Pd, Qp, QpInit,
+    RecvWr, Request, SendWr, Srq, TestDevice, command_id,
 };
 
 /// Number of events posted: more than the ring of 512 entries has room for.
@@ -54,6 +54,13 @@ impl World {
 
     pub(super) fn hca(&self) -> Arc<MockDevice> {
         self.backend.device()
+    }
+
+    /// Makes the doorbell pages of the device memory, until it moves on.
+    pub(super) fn map_pages(&self) -> Arc<MappedPages> {
+        let pages = MappedPages::new(&self.test.device);
+        self.function.move_to(Arc::clone(&pages) as _);
+        pages
     }
 
     /// Pauses the device and returns its state.

@@ -72,6 +72,9 @@ impl Settings {
     }
 }
 
+/// Reason why doorbells of a device trap after a hand-over although they may be mapped.
+const TRAPPED_BEFORE: &str = "they trapped in the process that has handed the network over";
+
 /// State of a device that outlives its workers. It is immutable and replaced as a whole, so that pointer comparison
 /// tells whether a worker was given the current version.
 #[derive(Debug)]
@@ -111,6 +114,22 @@ impl Planned {
         fds.splice(1..1, pages);
         let device = Box::new(self.device.clone());
         Ok(Some((Request::Serve { device, link: self.link, doorbells, kept: false }, fds)))
+    }
+
+    /// Returns the request that makes a worker expect the device from another worker, with its descriptors, or `None`
+    /// if the device was removed meanwhile. Its doorbell pages come from that worker.
+    ///
+    /// # Errors
+    /// No descriptors are available.
+    pub(super) fn expectation(&self) -> io::Result<Option<(Request, Vec<OwnedFd>)>> {
+        let sockets = self.sockets.lock();
+        let Some(sockets) = sockets.as_ref() else { return Ok(None) };
+        let doorbells = match &self.doorbells {
+            DoorbellSetup::Mapped { .. } => DoorbellSetup::Trapped { reason: Some(TRAPPED_BEFORE.to_owned()) },
+            trapped @ DoorbellSetup::Trapped { .. } => trapped.clone(),
+        };
+        let device = Box::new(self.device.clone());
+        Ok(Some((Request::Expect { device, link: self.link, doorbells }, sockets.duplicates()?)))
     }
 
     /// Returns the same device with other limits.

@@ -35,7 +35,11 @@ impl Plan {
         let Settings { fault, log, interface: _ } = self.settings();
         let [connected, lost] = self.services.clients();
         let uplink = self.uplink.as_ref().map(LinkSockets::describe);
-        Ok((DescribedPlan { setup: self.setup.clone(), uplink, devices, fault, log, connected, lost }, fds))
+        let fallback = self.stand_ins.duplicate()?;
+        let has_fallback = fallback.is_some();
+        fds.extend(fallback);
+        let setup = self.setup.clone();
+        Ok((DescribedPlan { setup, uplink, devices, fault, log, connected, lost, has_fallback }, fds))
     }
 
     /// Recreates the plan of a network that another process describes. That process owns the files of the sockets until
@@ -49,7 +53,7 @@ impl Plan {
         sources: &Sources,
         timing: Timing,
     ) -> Result<Self> {
-        let DescribedPlan { setup, uplink, devices, fault, log, connected, lost } = described;
+        let DescribedPlan { setup, uplink, devices, fault, log, connected, lost, has_fallback } = described;
         let mut fds = VecDeque::from(fds);
         let Network { vlan, uplink: link, .. } = &setup.network;
         let macs: Vec<_> = devices.iter().map(|described| described.device.config.mac).collect();
@@ -66,6 +70,9 @@ impl Plan {
         let settings = Settings { fault, log, interface: None };
         let plan = Self::assemble(setup, planned, uplink, settings, sources, timing)?;
         plan.services.adopt_clients([connected, lost]);
+        if has_fallback {
+            plan.stand_ins.expect(fds.pop_front().context("no socket of a fallback server")?)?;
+        }
         Ok(plan)
     }
 
@@ -91,6 +98,9 @@ pub(in crate::supervisor) struct DescribedPlan {
     connected: BTreeSet<String>,
     /// Devices whose VM lost its connection.
     lost: BTreeSet<String>,
+    /// The last descriptor is the socket of the fallback server of its doorbell pages.
+    #[serde(default)]
+    has_fallback: bool,
 }
 
 impl DescribedPlan {

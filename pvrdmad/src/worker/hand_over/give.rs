@@ -11,6 +11,7 @@ use pvrdma_pci_function::Migratable;
 use pvrdma_vfio_user_server::{HeldClient, Server};
 
 use super::wire::{Answer, Client, Go, PATIENCE, PERMIT, Part, READY, get};
+use crate::doorbells::{Doorbells, HeldPages};
 use crate::protocol::exchange::{put, put_descriptors};
 use crate::status::FormerCounts;
 
@@ -28,6 +29,8 @@ pub(crate) struct GivenFunction<'a> {
     pub(crate) nic: bool,
     pub(crate) server: &'a Server,
     pub(crate) function: Arc<dyn Migratable>,
+    /// Its doorbell pages, if it has some.
+    pub(crate) doorbells: Option<&'a Doorbells>,
     /// Returns the values of its counters.
     pub(crate) counts: Box<dyn Fn() -> FormerCounts + 'a>,
 }
@@ -48,7 +51,10 @@ pub(crate) fn give(functions: &[GivenFunction<'_>], to: &UnixStream, permit: Opt
     for given in functions {
         given.function.pause();
     }
-    let offered = offer(functions, &held, to);
+    let (offered, pages) = match hold_pages(functions) {
+        Ok(pages) => (offer(functions, &held, &pages, to), pages),
+        Err(error) => (Err(error), Vec::new()),
+    };
     let permitted = offered.and_then(|()| permit.map_or(Ok(()), wait_for_permit));
     let offered = permitted.and_then(|()| put(to, &Go {}));
     if let Err(error) = offered {
@@ -61,7 +67,18 @@ pub(crate) fn give(functions: &[GivenFunction<'_>], to: &UnixStream, permit: Opt
         return Err(error);
     }
     held.into_iter().for_each(HeldClient::give_away);
+    pages.into_iter().flatten().for_each(HeldPages::give_away);
     Ok(())
+}
+
+/// Stops serving the doorbell pages of functions. A processor of a guest that touches an absent page waits from here
+/// on, so that the worker that goes on learns of it.
+fn hold_pages<'a>(functions: &[GivenFunction<'a>]) -> Result<Vec<Option<HeldPages<'a>>>> {
+    let hold = |given: &GivenFunction<'a>| match given.doorbells {
+        Some(doorbells) => doorbells.hold().with_context(|| format!("device {}: doorbells", given.device)),
+        None => Ok(None),
+    };
+    functions.iter().map(hold).collect()
 }
 
 /// Reports at the socket that the taker is ready, and waits for a byte that permits the rest.
@@ -72,8 +89,13 @@ fn wait_for_permit(mut permit: &UnixStream) -> Result<()> {
 }
 
 /// Sends the functions, and waits until the taker is ready.
-fn offer(functions: &[GivenFunction<'_>], held: &[HeldClient<'_>], to: &UnixStream) -> Result<()> {
-    let sent = send(functions, held, to);
+fn offer(
+    functions: &[GivenFunction<'_>],
+    held: &[HeldClient<'_>],
+    pages: &[Option<HeldPages<'_>>],
+    to: &UnixStream,
+) -> Result<()> {
+    let sent = send(functions, held, pages, to);
     // A taker that refuses a function sends the reason before it hangs up.
     match (sent, get(to)) {
         (Ok(()), Ok(Some(Answer::Ready {}))) => Ok(()),
@@ -83,13 +105,20 @@ fn offer(functions: &[GivenFunction<'_>], held: &[HeldClient<'_>], to: &UnixStre
     }
 }
 
-fn send(functions: &[GivenFunction<'_>], held: &[HeldClient<'_>], to: &UnixStream) -> Result<()> {
-    for (given, held) in functions.iter().zip(held) {
+fn send(
+    functions: &[GivenFunction<'_>],
+    held: &[HeldClient<'_>],
+    pages: &[Option<HeldPages<'_>>],
+    to: &UnixStream,
+) -> Result<()> {
+    for ((given, held), pages) in functions.iter().zip(held).zip(pages) {
         let connection = held.connection().with_context(|| format!("device {}", given.device))?;
         let (client, fds) = connection.map(Client::of).unzip();
+        let (doorbells, page_fds) = pages.as_ref().map(HeldPages::give).transpose()?.unzip();
         let (device, counts) = (given.device.to_owned(), (given.counts)());
-        put(to, &Part::Function { device, nic: given.nic, client, counts })?;
+        put(to, &Part::Function { device, nic: given.nic, client, doorbells, counts })?;
         put_descriptors(to, &fds.unwrap_or_default())?;
+        put_descriptors(to, &page_fds.unwrap_or_default())?;
         let mut out = BufWriter::with_capacity(BUFFER, to);
         given.function.save(&mut out).map_err(|error| anyhow!("device {}: {error}", given.device))?;
         out.flush()?;

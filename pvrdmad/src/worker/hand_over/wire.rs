@@ -3,7 +3,7 @@
 //! | from the giver | |
 //! | --- | --- |
 //! | [`Part::Function`] | for each function, the network function of a device before the device itself |
-//! | frames with a number | the descriptors of the connection, and their number in this frame |
+//! | frames with a number | the descriptors of the connection and the doorbell pages, and their number in the frame |
 //! | the saved state | a stream that contains its own end |
 //! | [`Part::End`] | after all functions |
 //! | [`Go`] | after the answer |
@@ -18,6 +18,7 @@ use pvrdma_vfio_user_server::{ClientConnection, ClientInterrupts, ClientRange};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::doorbells::{DoorbellSetup, GivenPages, ServedFile};
 use crate::protocol::exchange::{self, ALL_READY};
 use crate::status::FormerCounts;
 
@@ -53,6 +54,9 @@ pub(super) enum Part {
         nic: bool,
         /// Its client.
         client: Option<Client>,
+        /// Its doorbell pages, if doorbells do not trap.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        doorbells: Option<GivenPages>,
         /// Values of its counters.
         #[serde(default)]
         counts: FormerCounts,
@@ -144,6 +148,12 @@ pub(super) fn get<T: DeserializeOwned>(stream: &UnixStream) -> Result<Option<T>>
     exchange::get(stream, MAX_FRAME)
 }
 
+/// Receives the descriptors of doorbell pages. Also returns `true` if a client has touched a page.
+pub(super) fn get_pages(stream: &UnixStream, pages: GivenPages) -> Result<(DoorbellSetup, ServedFile, bool)> {
+    let wanted = pages.descriptors();
+    pages.with(exchange::get_descriptors(stream, wanted)?)
+}
+
 /// Receives the descriptors of a client.
 pub(super) fn get_connection(stream: &UnixStream, client: Client) -> Result<ClientConnection> {
     let wanted = client.descriptors();
@@ -195,6 +205,7 @@ mod tests {
                 device: "vm".to_owned(),
                 nic: true,
                 client: Some(client),
+                doorbells: None,
                 counts: FormerCounts::default(),
             },
         )
