@@ -100,6 +100,7 @@ impl<'a> Departure<'a> {
         let log = MachineLog::of(machine.vm, machine.parts);
         let (cancel, end) = (Arc::clone(&self.request.cancel), self.end_of_copy.try_clone()?);
         cancel.begin();
+        println!("{}: migrates to {}", hello.name, path.display());
         let copy = move || {
             let name = hello.name.clone();
             let report = move |Round { number, pages, bytes }| {

@@ -20,14 +20,17 @@ pub(crate) struct Dirty(Vec<Region>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Region {
     start: u64,
+    pages: u64,
     words: Vec<u64>,
 }
 
 impl Dirty {
     /// Creates an empty set with room for the pages of this memory.
     pub(crate) fn none_of(memory: &GuestMemoryMmap) -> Self {
-        let words = |bytes: u64| usize::try_from(bytes.div_ceil(64 * PAGE as u64)).unwrap_or(0);
-        let region = |(start, bytes)| Region { start, words: vec![0; words(bytes)] };
+        let region = |(start, bytes): (u64, u64)| {
+            let pages = bytes / PAGE as u64;
+            Region { start, pages, words: vec![0; usize::try_from(pages.div_ceil(64)).unwrap_or(0)] }
+        };
         Self(memory.iter().map(|region| (region.start_addr().0, region.len())).map(region).collect())
     }
 
@@ -47,10 +50,9 @@ impl Dirty {
     pub(crate) fn add_range(&mut self, start: u64, bytes: u64) {
         let Some(last) = bytes.checked_sub(1).map(|more| start.saturating_add(more)) else { return };
         for region in &mut self.0 {
-            let end = region.words.len() as u64 * 64;
-            let page = |address: u64| (address.saturating_sub(region.start) / PAGE as u64).min(end);
+            let page = |address: u64| address.saturating_sub(region.start) / PAGE as u64;
             let first = page(start);
-            let after = if last < region.start { 0 } else { page(last).saturating_add(1).min(end) };
+            let after = if last < region.start { 0 } else { page(last).saturating_add(1).min(region.pages) };
             for page in first..after {
                 let word = usize::try_from(page / 64).ok().and_then(|word| region.words.get_mut(word));
                 word.into_iter().for_each(|word| *word |= 1 << (page % 64));
@@ -119,6 +121,7 @@ mod tests {
             (0, 1, vec![(0, 1)]),
             (4095, 2, vec![(0, 2)]),
             (4096, 4096, vec![(4096, 1)]),
+            (129 * 4096, 8192, vec![(129 * 4096, 1)]),
             (5, 0, vec![]),
             (HIGH - 1, 2, vec![(HIGH, 1)]),
             (HIGH + 63 * 4096, u64::MAX, vec![(HIGH + 63 * 4096, 1)]),

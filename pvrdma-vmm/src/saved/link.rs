@@ -20,13 +20,15 @@ use rustix::process::{Uid, geteuid};
 pub(crate) struct Listener {
     listener: UnixListener,
     path: PathBuf,
+    /// The only user that may connect.
+    user: Uid,
 }
 
 impl Listener {
     /// Creates the socket, whose path must not exist.
     pub(crate) fn bind(path: &Path) -> Result<Self> {
         let bind = || {
-            let listener = Self { listener: UnixListener::bind(path)?, path: path.to_owned() };
+            let listener = Self { listener: UnixListener::bind(path)?, path: path.to_owned(), user: geteuid() };
             // A stranger that connects before this has an effect is refused by its credentials.
             fs::set_permissions(path, Permissions::from_mode(0o600)).map(|()| listener)
         };
@@ -37,7 +39,7 @@ impl Listener {
     pub(crate) fn accept(self, limit: Duration) -> Result<Link> {
         loop {
             let (stream, _) = self.listener.accept().context("cannot accept a source")?;
-            match check_owner(&stream) {
+            match check_user(&stream, self.user) {
                 Ok(()) => return Link::new(stream, limit, Arc::default()),
                 Err(error) => eprintln!("{}: {error:#}", self.path.display()),
             }
@@ -52,13 +54,21 @@ impl Drop for Listener {
     }
 }
 
-/// Checks that the process at the other end belongs to the user of this one.
-fn check_owner(stream: &UnixStream) -> Result<()> {
-    same_user(sockopt::socket_peercred(stream).context("cannot ask for the other end's user")?.uid, geteuid())
+/// Connects to a listener, which must be one of this user.
+fn connect_to(path: &Path, user: Uid, limit: Duration) -> Result<UnixStream> {
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(limit))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    // Another user may have created the socket, to get the guest's memory.
+    check_user(&stream, user)?;
+    Ok(stream)
 }
 
-fn same_user(other: Uid, own: Uid) -> Result<()> {
-    ensure!(other == own, "the other end belongs to user {}, not to {}", other.as_raw(), own.as_raw());
+/// Checks that the process at the other end belongs to this user.
+fn check_user(stream: &UnixStream, user: Uid) -> Result<()> {
+    let other = sockopt::socket_peercred(stream).context("cannot ask for the other end's user")?.uid;
+    ensure!(other == user, "the other end belongs to user {}, not to {}", other.as_raw(), user.as_raw());
     Ok(())
 }
 
@@ -123,16 +133,8 @@ impl Drop for End {
 impl Link {
     /// Connects to the destination that listens on `path`. The migration ends after `limit`.
     pub(crate) fn connect(path: &Path, limit: Duration, cancel: Arc<Cancel>) -> Result<Self> {
-        let connect = || -> Result<UnixStream> {
-            let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
-            sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(limit))?;
-            rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-            let stream = UnixStream::from(socket);
-            // Another user may have created the socket, to get the guest's memory.
-            check_owner(&stream)?;
-            Ok(stream)
-        };
-        let stream = connect().with_context(|| format!("cannot connect to {}", path.display()))?;
+        let stream = connect_to(path, geteuid(), limit);
+        let stream = stream.with_context(|| format!("cannot connect to {}", path.display()))?;
         Self::new(stream, limit, cancel)
     }
 
@@ -151,6 +153,11 @@ impl Link {
         *deadline = (*deadline).min(Instant::now() + limit);
     }
 
+    /// Returns the time to the deadline.
+    pub(super) fn left(&self) -> Duration {
+        self.0.deadline.lock().saturating_duration_since(Instant::now())
+    }
+
     /// Ends the time in which the migration can be cancelled, and gives it `limit` from now.
     ///
     /// # Errors
@@ -166,7 +173,7 @@ impl Link {
     /// Does an operation that ends at the deadline.
     fn bounded<T>(&self, operation: impl FnOnce(&UnixStream) -> io::Result<T>) -> io::Result<T> {
         let late = || io::Error::new(ErrorKind::TimedOut, "the time for the migration is over");
-        let left = self.0.deadline.lock().saturating_duration_since(Instant::now());
+        let left = self.left();
         if left.is_zero() {
             return Err(late());
         }
@@ -222,9 +229,25 @@ mod tests {
         assert_eq!(&bytes, b"memory");
         let gone = Link::connect(&path, LONG, Arc::default()).unwrap_err();
         assert!(format!("{gone:#}").contains("cannot connect to "), "{gone:#}");
+    }
 
-        let user = same_user(Uid::from_raw(1000), Uid::from_raw(0)).unwrap_err();
-        assert_eq!(user.to_string(), "the other end belongs to user 1000, not to 0");
+    #[test]
+    fn another_user_is_refused_by_both_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let mut listener = Listener::bind(&path).unwrap();
+        let (own, other) = (geteuid(), Uid::from_raw(geteuid().as_raw() ^ 1));
+        let source = connect_to(&path, other, LONG).unwrap_err();
+        let reason = format!("the other end belongs to user {}, not to {}", own.as_raw(), other.as_raw());
+        assert_eq!(source.to_string(), reason);
+
+        listener.user = other;
+        let socket = listener.listener.try_clone().unwrap();
+        let destination = thread::spawn(move || listener.accept(LONG).map(drop));
+        let mut source = connect_to(&path, own, LONG).unwrap();
+        assert_eq!(source.read(&mut [0]).unwrap(), 0, "it is not served");
+        rustix::net::shutdown(&socket, rustix::net::Shutdown::Both).unwrap();
+        assert!(destination.join().unwrap().is_err());
     }
 
     #[test]

@@ -29,7 +29,7 @@ const FEW: u64 = 1024;
 const MAX_ROUNDS: u32 = 30;
 /// Maximum time for which the machine stands still, and for the answer to the commit. Connections of the guest are
 /// continued for a minute.
-const STANDSTILL: Duration = Duration::from_secs(30);
+pub(super) const STANDSTILL: Duration = Duration::from_secs(30);
 
 /// Progress of a migration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

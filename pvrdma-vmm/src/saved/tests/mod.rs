@@ -20,7 +20,7 @@ use super::frames::Kind;
 use super::link::{Cancel, Link};
 use super::machine::State;
 use super::messages::Hello;
-use super::source::{Round, Source};
+use super::source::{Round, STANDSTILL, Source};
 
 const MEMORY: u64 = 8 << 20;
 const LONG: Duration = Duration::from_secs(60);
@@ -155,6 +155,22 @@ fn a_guest_that_writes_all_the_time_is_moved_after_some_rounds() {
     let rounds = test.rounds.lock();
     assert_eq!(rounds.iter().map(|round| round.number).collect::<Vec<_>>(), (1..=31).collect::<Vec<_>>());
     assert!(rounds[1..].iter().all(|round| round.pages == 1200), "{rounds:?}");
+}
+
+/// The machine does not stand still for as long as a migration may take.
+#[test]
+fn the_time_of_a_stopped_machine_is_limited() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let test = Move::new(&[]);
+    let link = Link::new(ours, STANDSTILL * 1000, Arc::clone(&test.cancel)).unwrap();
+    let destination = thread::spawn(move || {
+        let mut arrival = Arrival::new(Link::new(theirs, LONG, Arc::default()).unwrap()).unwrap();
+        arrival.read(&crate::memory::allocate(MEMORY).unwrap()).unwrap();
+    });
+    let left = test.source(link.clone());
+    destination.join().unwrap();
+    assert!(matches!(left, AtSource::Stays(_)), "{left:?}");
+    assert!(link.left() <= STANDSTILL);
 }
 
 /// Frames of a migration, in their order.
