@@ -6,15 +6,14 @@ use std::net::Ipv4Addr;
 use anyhow::{Context, Result, ensure};
 
 use super::case::Case;
-use super::exchange::{Programs, Ready};
 use super::kernel_log;
 use super::kvm_saved::{ADDRESS, COUNT, MAC, MEMORY, Machine, PATIENT, on_hosts};
 use crate::kvm_bed::{KvmBed, KvmBeds, MOVING_GUEST};
 use crate::vm::{Job, Vm};
 
-/// Sockets of the destinations, on the host.
-const THERE: &str = "/run/there.sock";
-const BACK: &str = "/run/back.sock";
+/// Sockets of destinations on the host, and the numbers of their uplinks.
+const THERE: (&str, u8) = ("/run/there.sock", 2);
+const BACK: (&str, u8) = ("/run/back.sock", 1);
 /// Address of the host on the bridge.
 const HOST: Ipv4Addr = Ipv4Addr::new(192, 168, 84, 2);
 
@@ -24,7 +23,7 @@ const WHEN: &str = "takes minutes; runs when asked for: --only kvm/migrate";
 pub(crate) fn cases(beds: &KvmBeds) -> Vec<Case> {
     let beds = beds.clone();
     let run = move |image: &_| {
-        let options = format!("{} --migrate {THERE}", uplink(1));
+        let options = format!("--uplink af_packet:veth1 --migrate {}", THERE.0);
         on_hosts(|| Machine::boot(image, &beds, MOVING_GUEST, &options, bridge), migrate)
     };
     vec![Case::alone("kvm/migrate", run).slow(WHEN)]
@@ -45,13 +44,14 @@ fn bridge(bed: &KvmBed) -> Result<()> {
         .map(drop)
 }
 
-fn uplink(number: u8) -> String {
-    format!("--uplink af_packet:veth{number}")
+/// Returns the options of a destination on this socket.
+fn incoming((socket, uplink): (&str, u8)) -> String {
+    format!("--uplink af_packet:veth{uplink} --incoming {socket}")
 }
 
-/// A guest moves to another process, and back to the first interface. Its programs, its clock, and its connections to
-/// the host and inside the guest continue. Before, a migration is cancelled, and a destination that does not fit
-/// refuses the guest.
+/// A guest moves to another process, back to the first interface, and there again. Its programs, its clock, and its
+/// connections to itself and to the host continue. Before, a migration is cancelled, and a destination that does not
+/// fit refuses the guest.
 fn migrate(machine: &Machine) -> Result<String> {
     let Machine { vm, vmm, bed, .. } = machine;
     machine.exchange().context("before the migration")?;
@@ -60,22 +60,23 @@ fn migrate(machine: &Machine) -> Result<String> {
     cancelled(machine).context("a migration that is cancelled")?;
     refused(machine).context("another machine")?;
 
-    let pings = [Pings::start("inside", vm, vm, ADDRESS)?, Pings::start("host", bed.vm(), vm, HOST)?];
-    let options = format!("{} --incoming {THERE} --migrate {BACK}", uplink(2));
-    let (first, there) = moved(machine, vmm, &pings, THERE, &options)?;
-    let options = format!("{} --incoming {BACK}", uplink(1));
-    let (second, _back) = moved(machine, &there, &pings, BACK, &options).context("second move")?;
+    let (guest, host) = ((vm, ADDRESS), (bed.vm(), HOST));
+    let pings = [(guest, guest), (guest, host), (host, guest)].into_iter().zip(7174..);
+    let pings = pings.map(|((from, to), port)| Pings::start(from.0, to, port)).collect::<Result<Vec<_>>>()?;
+    let (first, there) = moved(machine, vmm, &pings, THERE, Some(BACK))?;
+    let (second, back) = moved(machine, &there, &pings, BACK, Some(THERE)).context("second move")?;
+    let (third, _there) = moved(machine, &back, &pings, THERE, None).context("third move")?;
     let counts = pings.iter().map(Pings::count).collect::<Result<Vec<_>>>()?;
     pings.iter().try_for_each(Pings::end)?;
     machine.exchange().context("after the migration")?;
     kernel_log::check(vm)?;
     kernel_log::check(bed.vm())?;
-    Ok(format!("{first}; {second}; messages to itself and to the host: {counts:?}"))
+    Ok(format!("{first}; {second}; {third}; messages to itself, to the host, and from the host: {counts:?}"))
 }
 
 /// A destination with less memory refuses the machine, which stays.
 fn refused(machine: &Machine) -> Result<()> {
-    let destination = listen(machine, THERE, &format!("{} --incoming {THERE}", uplink(2)), "256M")?;
+    let destination = listen(machine, THERE, None, "256M")?;
     request(machine.bed.vm())?;
     let refused = destination.wait(PATIENT)?;
     let named = refused.text.contains("the state has memory ");
@@ -87,7 +88,7 @@ fn refused(machine: &Machine) -> Result<()> {
 /// A migration whose destination does not answer is cancelled. The machine stays.
 fn cancelled(machine: &Machine) -> Result<()> {
     let host = machine.bed.vm();
-    let destination = listen(machine, THERE, &format!("{} --incoming {THERE}", uplink(2)), MEMORY)?;
+    let destination = listen(machine, THERE, None, MEMORY)?;
     host.run("kill -STOP $(pgrep -n -x pvrdma-vmm)")?;
     request(host)?;
     machine.vmm.wait_for_output("migrates to ", PATIENT)?;
@@ -98,9 +99,15 @@ fn cancelled(machine: &Machine) -> Result<()> {
     machine.continues(machine.progress()?).map(drop)
 }
 
-/// Moves the guest from `source` to a VMM with these options. Returns a note, and the new VMM.
-fn moved(machine: &Machine, source: &Job, pings: &[Pings<'_>], socket: &str, options: &str) -> Result<(String, Job)> {
-    let destination = listen(machine, socket, options, MEMORY)?;
+/// Moves the guest from `source` to a new VMM, which can move it on. Returns a note, and the new VMM.
+fn moved(
+    machine: &Machine,
+    source: &Job,
+    pings: &[Pings<'_>],
+    to: (&str, u8),
+    next: Option<(&str, u8)>,
+) -> Result<(String, Job)> {
+    let destination = listen(machine, to, next, MEMORY)?;
     let before = machine.progress()?;
     request(machine.bed.vm())?;
     let said = source.wait_success(PATIENT).context("migration")?;
@@ -111,15 +118,16 @@ fn moved(machine: &Machine, source: &Job, pings: &[Pings<'_>], socket: &str, opt
         pings.iter().try_for_each(Pings::continue_).map(|()| counted)
     };
     let counted = continued().with_context(|| format!("after the move\n{}", destination.output()))?;
-    let sent = rounds.last().and_then(|line| line.rsplit(", ").next()).unwrap_or_default();
-    Ok((format!("{} rounds, {sent}, {counted}", rounds.len()), destination))
+    let stood_still = said.lines().find(|line| line.contains("stood still")).context("no time in the output")?;
+    Ok((format!("{} rounds, {stood_still}, {counted}", rounds.len()), destination))
 }
 
 /// Starts a destination, and waits until it listens.
-fn listen(machine: &Machine, socket: &str, options: &str, memory: &str) -> Result<Job> {
-    let destination = machine.start(options, MAC, memory)?;
+fn listen(machine: &Machine, to: (&str, u8), next: Option<(&str, u8)>, memory: &str) -> Result<Job> {
+    let migrate = next.map_or_else(String::new, |(socket, _)| format!(" --migrate {socket}"));
+    let destination = machine.start(&format!("{}{migrate}", incoming(to)), MAC, memory)?;
     destination.wait_for_output("waits for a source", PATIENT)?;
-    let mode = machine.bed.vm().run(&format!("stat -c %a {socket}")).with_context(|| destination.output())?;
+    let mode = machine.bed.vm().run(&format!("stat -c %a {}", to.0)).with_context(|| destination.output())?;
     ensure!(mode.trim() == "600", "the mode of the socket is {mode}");
     Ok(destination)
 }
@@ -129,9 +137,9 @@ fn request(host: &Vm) -> Result<()> {
     host.run("kill -USR1 $(pgrep -o -x pvrdma-vmm)").map(drop)
 }
 
-/// A connection of the guest on which messages go there and back, and are compared.
+/// A connection on which messages go there and back, and are compared.
 struct Pings<'a> {
-    guest: &'a Vm,
+    from: &'a Vm,
     /// File with a line for each message.
     file: String,
     server: Job,
@@ -139,33 +147,27 @@ struct Pings<'a> {
 }
 
 impl<'a> Pings<'a> {
-    /// Connects a client in the guest to a server at this address.
-    fn start(name: &str, server_vm: &'a Vm, guest: &'a Vm, address: Ipv4Addr) -> Result<Self> {
-        let file = format!("/run/pings-{name}");
-        guest.run(&format!(": > {file}"))?;
-        let programs = Programs {
-            server_vm,
-            server: format!("rping -s -V -S 64 -a {address}"),
-            ready: Ready::ConnectionManager,
-            client_vm: guest,
-            client: format!("stdbuf -oL rping -c -V -v -S 64 -a {address} > {file}"),
-            timeout: PATIENT,
-        };
-        let (server, client) = programs.start()?;
-        let pings = Self { guest, file, server, client };
-        pings.continue_().with_context(|| format!("before the migration: {name}"))?;
+    /// Connects a client to a server at this address and port.
+    fn start(from: &'a Vm, (to, address): (&'a Vm, Ipv4Addr), port: u16) -> Result<Self> {
+        let file = format!("/run/pings-{port}");
+        from.run(&format!(": > {file}"))?;
+        let server = to.spawn(&format!("rping -s -V -S 64 -a {address} -p {port}"))?;
+        to.wait_until(&format!("rdma resource show cm_id | grep LISTEN | grep -q ':{port} '"), PATIENT)?;
+        let client = from.spawn(&format!("stdbuf -oL rping -c -V -v -S 64 -a {address} -p {port} > {file}"))?;
+        let pings = Self { from, file, server, client };
+        pings.continue_().with_context(|| format!("before the migration, port {port}"))?;
         Ok(pings)
     }
 
     fn count(&self) -> Result<u64> {
-        self.guest.run(&format!("wc -l < {}", self.file))?.trim().parse().context("lines of a file")
+        self.from.run(&format!("wc -l < {}", self.file))?.trim().parse().context("lines of a file")
     }
 
     /// Checks that messages arrive.
     fn continue_(&self) -> Result<()> {
         let more = format!("[ $(wc -l < {}) -gt {} ]", self.file, self.count()?.saturating_add(5));
         let context = || format!("{}\n{}", self.client.output(), self.server.output());
-        self.guest.wait_until(&more, PATIENT).with_context(context)
+        self.from.wait_until(&more, PATIENT).with_context(context)
     }
 
     /// Ends both programs, which must not have ended.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, anyhow, ensure};
 use kvm_ioctls::Kvm;
@@ -120,29 +120,36 @@ impl<'a> Departure<'a> {
     /// # Errors
     /// The machine must not run here, and may run nowhere.
     pub(crate) fn leave(&mut self, kvm: &Kvm, machine: Running<'_>, cpus: &[Vcpu]) -> Result<Option<Left>> {
-        let Running { hello, vm, parts } = machine;
-        let state = State::collect(kvm, vm, cpus, parts);
-        let left = match (&self.request.target, self.source.take()) {
-            (Target::File(path), _) => {
-                state.and_then(|state| file::write(path, hello, vm.memory(), &state)).map(|()| (Left::Saved, None))
-            }
-            (Target::Socket(path, _), source) => state
-                .and_then(|state| source.context("there is no copy")?.finish(vm.memory(), &state))
-                .map(|committed| (Left::Moved, Some(committed)))
-                .with_context(|| format!("cannot migrate to {}", path.display())),
-        };
-        match left {
+        let stopped = Instant::now();
+        let state = State::collect(kvm, machine.vm, cpus, machine.parts);
+        let committed = match state.and_then(|state| self.send(machine, &state)) {
+            Ok(committed) => committed,
             Err(error) => {
-                stays(hello, &error);
-                Ok(None)
+                // This ends a migration, if the state could not be collected.
+                self.source = None;
+                stays(machine.hello, &error);
+                return Ok(None);
             }
-            Ok((left, committed)) => {
-                // From here on nothing of this machine accesses its memory or sends a frame.
-                parts.leave();
-                committed.map_or(Ok(()), Committed::wait).context(
-                    "the machine does not run here any more, and the destination has not confirmed that it runs there",
-                )?;
-                Ok(Some(left))
+        };
+        // From here on nothing of this machine accesses its memory or sends a frame.
+        machine.parts.leave();
+        let Some(committed) = committed else { return Ok(Some(Left::Saved)) };
+        committed.wait().context(
+            "the machine does not run here any more, and the destination has not confirmed that it runs there",
+        )?;
+        println!("{}: stood still for {} ms", machine.hello.name, stopped.elapsed().as_millis());
+        Ok(Some(Left::Moved))
+    }
+
+    /// Sends the rest of a machine that has stopped. Returns its migration, if it is one.
+    fn send(&mut self, machine: Running<'_>, state: &State) -> Result<Option<Committed>> {
+        let Running { hello, vm, .. } = machine;
+        match &self.request.target {
+            Target::File(path) => file::write(path, hello, vm.memory(), state).map(|()| None),
+            Target::Socket(path, _) => {
+                let source = self.source.take().context("there is no copy")?;
+                let committed = source.finish(vm.memory(), state);
+                committed.map(Some).with_context(|| format!("cannot migrate to {}", path.display()))
             }
         }
     }

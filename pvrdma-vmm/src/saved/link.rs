@@ -302,6 +302,7 @@ mod tests {
         let mut link = Link::new(ours, LONG, Arc::default()).unwrap();
         link.limit(Duration::from_millis(1));
         link.limit(LONG);
+        assert!(link.left() <= Duration::from_millis(1), "only shorter");
         for _ in 0..2 {
             assert_eq!(link.read(&mut [0]).unwrap_err().kind(), ErrorKind::TimedOut);
         }

@@ -133,7 +133,7 @@ fn is_equal(a: &GuestMemoryMmap, b: &GuestMemoryMmap) -> bool {
 
 #[test]
 fn rounds_end_when_few_pages_are_left() {
-    let test = Move::new(&[1500, 1100, 3, 5]);
+    let test = Move::new(&[1500, 1100, 5, 3]);
     let (left, arrived, frames) = test.run(Action::Pass);
     assert!(matches!(left, AtSource::Moved), "{left:?}");
     assert!(is_equal(&test.memory, &arrived.unwrap()));
