@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::daemon;
 use crate::guest_with_daemon::cable;
 use crate::image::{Disk, GuestImage, append_program};
-use crate::kvm_host::{KvmHost, PATIENCE, TOOLS};
+use crate::kvm_host::{KvmHost, PATIENCE, TERMINAL, TOOLS};
 use crate::vm::{Nic, NicModel, Prepared, Vm, VmBuilder};
 
 /// Names of the guests that may run on a daemon at a time: each has a line to this machine.
@@ -25,6 +25,8 @@ pub(crate) const VMM_GUESTS: [&str; 2] = ["c", "d"];
 pub(crate) const DOORBELL_GUESTS: [&str; 2] = ["e", "f"];
 /// Name of the guest that is saved and restored. Its line leads to one process after the other.
 pub(crate) const SAVED_GUEST: &str = "g";
+/// Name of the guest that moves from one process to another. Both have its line open, which is therefore a terminal.
+pub(crate) const MOVING_GUEST: &str = "h";
 /// Network interface of the host, used as uplink.
 pub(crate) const CARD: &str = "eth0";
 const CARD_MAC: &str = "52:54:00:00:04:10";
@@ -92,9 +94,10 @@ impl KvmBed {
         let ports = [&GUESTS[..], &VMM_GUESTS, &DOORBELL_GUESTS, &[SAVED_GUEST]].concat();
         let ports: Vec<_> = ports.iter().map(|name| (port(name), own.join(format!("{name}.agent")))).collect();
         let ports: Vec<_> = ports.iter().map(|(name, socket)| (name.as_str(), socket.as_path())).collect();
+        let (terminal, socket) = (port(MOVING_GUEST), own.join(format!("{MOVING_GUEST}.agent")));
         let [local, remote] = cable(own);
         let card = Nic { model: NicModel::Virtio, mac: CARD_MAC.to_owned(), local, remote };
-        let host = KvmHost::boot(image, own, disk, &ports, card)?;
+        let host = KvmHost::boot(image, own, disk, &ports, (&terminal, &socket), card)?;
         host.vm().run(&format!("modprobe virtio_net && modprobe af_packet && ip link set {CARD} up"))?;
         Ok(Self { host, directory })
     }
@@ -128,7 +131,7 @@ impl KvmBed {
 
     /// Returns the host's character device for the serial line of a guest's agent.
     pub(crate) fn line(&self, name: &str) -> Result<PathBuf> {
-        self.host.port(&port(name))
+        if name == MOVING_GUEST { Ok(TERMINAL.into()) } else { self.host.port(&port(name)) }
     }
 
     /// Command prefix that keeps a command on one processor until [`Self::spread`]. While guests run on both, the

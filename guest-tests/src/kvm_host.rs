@@ -10,6 +10,8 @@ use crate::vm::{Nic, Vm, VmBuilder};
 
 /// Directory of the files passed to the host.
 pub(crate) const TOOLS: &str = "/run/tools";
+/// Terminal of the host, in raw mode.
+pub(crate) const TERMINAL: &str = "/dev/hvc0";
 /// Memory in MiB: enough for two machines and the programs that run them.
 const MEMORY_MIB: u32 = 2560;
 /// Factor by which everything in its machines takes longer than usual: virtualisation is emulated, instruction by
@@ -22,12 +24,13 @@ pub(crate) struct KvmHost(Vm);
 
 impl KvmHost {
     /// Boots the host. The files on `tools` appear in [`TOOLS`]; each port, a name and a listening socket, becomes a
-    /// device there, see [`Self::port`].
+    /// device there, see [`Self::port`]; the terminal, likewise, is [`TERMINAL`].
     pub(crate) fn boot(
         image: &GuestImage,
         directory: &Path,
         tools: Disk,
         ports: &[(&str, &Path)],
+        terminal: (&str, &Path),
         card: Nic,
     ) -> Result<Self> {
         let disk = tools.build()?;
@@ -38,10 +41,15 @@ impl KvmHost {
         // APIC, and the guest continues for minutes. The next interrupt delivers it. With one-shot timers, which each
         // interrupt arms again, there would be no next interrupt, so the host uses periodic ticks.
         let builder = builder.ends_with_guest().ticks();
-        let builder = ports.iter().fold(builder.nic(card), |builder, (name, socket)| builder.port(name, socket));
+        let builder = builder.nic(card).terminal(terminal.0, terminal.1);
+        let builder = ports.iter().fold(builder, |builder, (name, socket)| builder.port(name, socket));
         let vm = builder.boot()?;
         vm.run(&format!("mkdir {TOOLS} && mount -o ro /dev/vdb {TOOLS} && modprobe kvm_amd && [ -c /dev/kvm ]"))
             .with_context(|| format!("no KVM in the guest\n{}", vm.diagnosis()))?;
+        // The kernel forgets the mode of a terminal when the last process closes it.
+        vm.run(&format!(
+            "exec 3< {TERMINAL} && stty -F {TERMINAL} raw -echo && {{ sleep infinity > /dev/null 2>&1 & }}"
+        ))?;
         Ok(Self(vm))
     }
 

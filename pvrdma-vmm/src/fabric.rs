@@ -27,6 +27,8 @@ pub(crate) struct Pair {
     pub(crate) slot: Arc<Slot>,
     pub(crate) nic: Arc<Vmxnet3Device>,
     pub(crate) rdma: Arc<RdmaDevice>,
+    /// Guest memory as the network function and as the RDMA device access it.
+    pub(crate) spaces: [Arc<DmaSpace>; 2],
     pub(crate) cable: Cable,
 }
 
@@ -83,9 +85,11 @@ impl Fabric {
 
         // Function 0: the vNIC, a link between the guest and the port of its RDMA device. Its memory accesses never
         // happen under a lock that others need, so its memory does not have to be locked.
-        let space = DmaSpace::from_guest_memory(memory, PinPolicy::Off)?;
+        let nic_space = DmaSpace::from_guest_memory(memory, PinPolicy::Off)?;
         let config = Vmxnet3Config { multifunction: true, ..Vmxnet3Config::new(format!("{}-nic", vm.name), vm.mac) };
-        let nic = Arc::new(NicLink::with_device(config, space, slot.interrupts(0)).context("network function")?);
+        let nic = Arc::new(
+            NicLink::with_device(config, Arc::clone(&nic_space), slot.interrupts(0)).context("network function")?,
+        );
         let uplink = self.switch.port(vm.mac, UnknownUnicast::Drop).context("port of the switch")?;
         let link = Arc::clone(&nic);
         let rules = PortRules { alone: self.alone, ..PortRules::default() };
@@ -97,8 +101,9 @@ impl Fabric {
         let space = DmaSpace::from_guest_memory(memory, vm.pin)?;
         space.pin_status().context("cannot lock the guest's memory")?;
         let config = DeviceConfig::new(vm.name.clone(), vm.mac);
-        let rdma = PvrdmaDevice::new(config, space, slot.interrupts(RDMA), &self.adapter).context("RDMA device")?;
+        let rdma = PvrdmaDevice::new(config, Arc::clone(&space), slot.interrupts(RDMA), &self.adapter);
+        let rdma = rdma.context("RDMA device")?;
         let slot = slot.with(0, Arc::clone(nic.device()) as _).with(RDMA, Arc::clone(&rdma) as _).build()?;
-        Ok(Pair { slot, nic: Arc::clone(nic.device()), rdma, cable })
+        Ok(Pair { slot, nic: Arc::clone(nic.device()), rdma, spaces: [nic_space, space], cable })
     }
 }

@@ -1,6 +1,5 @@
 //! A virtual machine: its parts, and its life from boot to reset.
 
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
@@ -29,9 +28,11 @@ use crate::memory::{self, Vcpu, Vm};
 use crate::options::VmOptions;
 use crate::parts::{FIRST_DISK, Parts};
 use crate::power::Power;
+use crate::saved::departure::{Departure, Left, Running};
+use crate::saved::host;
 use crate::saved::machine::State;
 use crate::saved::messages::{Hello, Ports};
-use crate::saved::{file, host};
+use crate::saved::requests::Request;
 use crate::serial::{self, Console, ResetLine, SocketPort};
 
 /// Initial address of the BARs. The guest may move them down to the end of its memory.
@@ -53,12 +54,6 @@ const POWER: u8 = 0x0f;
 const KICK_AGAIN: Duration = Duration::from_millis(5);
 
 type Subscribers = EventManager<Box<dyn MutEventSubscriber + Send>>;
-
-/// The file that a machine is saved to, and the event that requests it.
-pub(crate) struct Request {
-    pub(crate) path: PathBuf,
-    pub(crate) event: EventFd,
-}
 
 /// Parts of a machine that do not need KVM: its memory with the loaded kernel, its functions and its disks.
 pub(crate) struct Prepared {
@@ -116,9 +111,7 @@ pub(crate) struct Machine {
     /// Signalled when a processor has ended or the guest requests a reset.
     end: EventFd,
     ended: Arc<AtomicBool>,
-    /// The machine is to be saved.
-    requested: Arc<AtomicBool>,
-    vm: Vm,
+    vm: Arc<Vm>,
     _cable: Cable,
 }
 
@@ -129,11 +122,11 @@ pub(crate) enum Ended {
     Reset,
     /// The guest has powered itself off.
     Off,
-    /// It is in a file, and continues from there.
-    Saved,
+    /// It continues from a file or in another process.
+    Left(Left),
 }
 
-/// Records an event of the machine: its end, or the request to save it.
+/// Records an event of the machine, such as its end.
 struct Happened(EventFd, Arc<AtomicBool>);
 
 impl MutEventSubscriber for Happened {
@@ -206,9 +199,9 @@ impl Machine {
         state: Option<&State>,
     ) -> Result<Self> {
         let Prepared { memory, entry, mut slots, disks, pair, power } = prepared;
-        let Pair { slot: pair, nic, rdma, cable } = pair;
+        let Pair { slot: pair, nic, rdma, spaces, cable } = pair;
         let mtu = cable.mtu();
-        let vm = make_vm(kvm, memory)?;
+        let vm = Arc::new(make_vm(kvm, memory)?);
         let interrupts = KvmInterrupts::new(Arc::clone(vm.fd()))?;
         let mut events = Subscribers::new().context("cannot wait for events")?;
         for slot in &slots {
@@ -235,51 +228,54 @@ impl Machine {
         }
         let cpus = make_cpus(&vm, options.cpus, &shape, entry)?;
         let hello = host::hello(options, mtu, &shape, &disks);
-        let parts = Parts { bus, slots, disks, nic, rdma, power, console, second };
+        let parts = Parts { bus, slots, disks, nic, rdma, spaces, power, console, second };
         if let Some(state) = state {
             state.restore(&vm, &cpus, &parts)?;
         }
-        let (io, requested) = (Arc::new(io), Arc::default());
-        Ok(Self { events, _doorbells: doorbells, cpus, io, parts, hello, end, ended, requested, vm, _cable: cable })
+        let io = Arc::new(io);
+        Ok(Self { events, _doorbells: doorbells, cpus, io, parts, hello, end, ended, vm, _cable: cable })
     }
 
-    /// Runs the machine until it is reset, powered off or saved. A signal of `save`'s event saves it to the file.
+    /// Lets a restored machine access its memory and the network.
+    pub(crate) fn resume(&self) -> Result<()> {
+        self.parts.resume()
+    }
+
+    /// Runs the machine until it is reset or powered off, or has left as requested.
     ///
     /// # Errors
-    /// A processor cannot continue.
-    pub(crate) fn run(mut self, kvm: &Kvm, save: Option<&Request>) -> Result<Ended> {
-        if let Some(Request { event, .. }) = save {
-            self.events.add_subscriber(Box::new(Happened(event.try_clone()?, Arc::clone(&self.requested))));
+    /// A processor cannot continue, or it is not known whether the machine runs at the destination of a migration.
+    pub(crate) fn run(mut self, kvm: &Kvm, request: Option<&Request>) -> Result<Ended> {
+        let mut departure = request.map(Departure::new).transpose()?;
+        if let (Some(Request { event, .. }), Some(departure)) = (request, &departure) {
+            for (event, flag) in [(event, &departure.requested), (&departure.end_of_copy, &departure.copied)] {
+                self.events.add_subscriber(Box::new(Happened(event.try_clone()?, Arc::clone(flag))));
+            }
         }
         loop {
-            let result = self.run_processors();
+            let result = self.run_processors(departure.as_mut());
             let ended = self.ended.load(Ordering::Acquire);
-            if let (Ok(()), false, Some(Request { path, .. })) = (&result, ended, save) {
-                self.requested.store(false, Ordering::Release);
-                match self.save(kvm, path) {
-                    Ok(()) => return Ok(Ended::Saved),
-                    Err(error) => eprintln!("{}: {error:#}; the machine goes on", self.hello.name),
+            if let (Ok(()), false, Some(departure)) = (&result, ended, &mut departure) {
+                if let Some(left) = departure.leave(kvm, self.running(), &self.cpus)? {
+                    return Ok(Ended::Left(left));
                 }
                 self.parts.resume_functions()?;
                 continue;
             }
+            // A copy that is in progress ends first.
+            drop(departure);
             // After this reset no function accesses guest memory.
             self.parts.bus.reset();
             return result.map(|()| if self.parts.power.is_off() { Ended::Off } else { Ended::Reset });
         }
     }
 
-    /// Writes a machine whose processors have stopped to a file. Afterwards nothing of it accesses guest memory, unless
-    /// this fails.
-    fn save(&self, kvm: &Kvm, path: &Path) -> Result<()> {
-        let state = State::collect(kvm, &self.vm, &self.cpus, &self.parts)?;
-        file::write(path, &self.hello, self.vm.memory(), &state)?;
-        self.parts.bus.reset();
-        Ok(())
+    const fn running(&self) -> Running<'_> {
+        Running { hello: &self.hello, vm: &self.vm, parts: &self.parts }
     }
 
-    /// Runs the processors until the machine has ended or is to be saved, and stops them.
-    fn run_processors(&mut self) -> Result<()> {
+    /// Runs the processors until the machine has ended or is to leave, and stops them.
+    fn run_processors(&mut self, mut departure: Option<&mut Departure<'_>>) -> Result<()> {
         let stop = Arc::new(AtomicBool::new(false));
         let (results, ends) = mpsc::channel();
         let mut threads = Vec::new();
@@ -300,7 +296,9 @@ impl Machine {
             threads.push(Builder::new().name(format!("vcpu-{number}")).spawn(run).context("cannot start a thread")?);
         }
         drop(results);
-        while !self.ended.load(Ordering::Acquire) && !self.requested.load(Ordering::Acquire) {
+        let mut leaves =
+            |machine: &Self| departure.as_mut().is_some_and(|departure| departure.is_due(machine.running()));
+        while !self.ended.load(Ordering::Acquire) && !leaves(self) {
             self.events.run().context("cannot wait for events")?;
         }
         stop.store(true, Ordering::Release);

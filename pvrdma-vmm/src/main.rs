@@ -15,7 +15,7 @@
 //! | `serial` | serial ports and the reset line |
 //! | `disk` | virtio block devices |
 //! | `power` | power-off for a guest without ACPI |
-//! | `saved` | a machine in a file |
+//! | `saved` | a machine in a file, or on its way to another process |
 
 mod boot;
 mod cpu;
@@ -38,13 +38,13 @@ use std::thread;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use cpu::Shape;
 use fabric::Fabric;
 use kvm_ioctls::Kvm;
-use machine::{Ended, Machine, Prepared, Request};
+use machine::{Ended, Machine, Prepared};
 use options::{Options, VmOptions};
-use saved::file::{self, Saved};
-use saved::{host, requests};
+use saved::departure::Left;
+use saved::origin::{Here, Origin};
+use saved::requests::{self, Request};
 
 fn main() -> ExitCode {
     // Warnings about a guest or the system are shown by default.
@@ -61,16 +61,19 @@ fn main() -> ExitCode {
 /// Checks all options before the first VM starts.
 fn run(options: &Options) -> Result<()> {
     let vms = options.vms()?;
-    let saved = options.restore.as_deref().map(file::open).transpose()?;
+    let origin = Origin::open(options)?;
     let fabric = Arc::new(Fabric::new(options.mtu, options.uplink()?)?);
     let prepare = |vm: &VmOptions| {
-        let prepared = if saved.is_some() { Prepared::empty(vm, &fabric) } else { Prepared::new(vm, &fabric) };
+        let prepared = if origin.is_some() { Prepared::empty(vm, &fabric) } else { Prepared::new(vm, &fabric) };
         prepared.with_context(|| vm.name.clone())
     };
     let mut prepared = vms.iter().map(prepare).collect::<Result<Vec<_>>>()?;
     let kvm = cpu::open_kvm(&options.kvm)?;
-    let machines = match (saved, &vms[..], prepared.pop()) {
-        (Some(saved), [vm], Some(empty)) => vec![restore(&kvm, vm, fabric.mtu(), empty, saved)?],
+    let machines = match (origin, &vms[..], prepared.pop()) {
+        (Some(origin), [vm], Some(empty)) => {
+            let here = Here { kvm: &kvm, vm, mtu: fabric.mtu() };
+            vec![origin.machine(&here, empty).with_context(|| vm.name.clone())?]
+        }
         (_, _, last) => {
             let start =
                 |(vm, prepared): (&VmOptions, _)| Machine::new(&kvm, vm, prepared).with_context(|| vm.name.clone());
@@ -78,7 +81,7 @@ fn run(options: &Options) -> Result<()> {
         }
     };
     cpu::prepare_kick()?;
-    let request = options.save.as_deref().map(requests::on_signal).transpose()?.map(Arc::new);
+    let request = options.target().map(requests::on_signal).transpose()?.map(Arc::new);
 
     let kvm = Arc::new(kvm);
     let (ended, ends) = mpsc::channel();
@@ -95,19 +98,7 @@ fn run(options: &Options) -> Result<()> {
     ends.into_iter().collect()
 }
 
-/// Creates a machine in the state of a file.
-fn restore(kvm: &Kvm, vm: &VmOptions, mtu: u32, empty: Prepared, saved: Saved) -> Result<Machine> {
-    let restore = || {
-        let shape = Shape::new(kvm, vm.cpus)?;
-        host::check_machine(&saved.hello, &host::hello(vm, mtu, &shape, &empty.disks))?;
-        let features = host::check_processor(&saved.hello, shape.features())?;
-        let state = saved.read(&empty.memory)?;
-        Machine::with_state(kvm, vm, empty, shape.with_features(&features)?, Some(&state))
-    };
-    restore().with_context(|| vm.name.clone()).context("cannot restore")
-}
-
-/// Runs a VM from boot to boot until it is powered off or saved. On reset the machine is created anew, with zeroed
+/// Runs a VM from boot to boot until it is powered off or has left. On reset the machine is created anew, with zeroed
 /// memory.
 fn live(
     kvm: &Kvm,
@@ -117,16 +108,15 @@ fn live(
     request: Option<&Request>,
 ) -> Result<()> {
     loop {
-        match machine.run(kvm, request)? {
-            Ended::Reset => println!("{}: reset", vm.name),
-            Ended::Off => {
-                println!("{}: powered off", vm.name);
-                return Ok(());
-            }
-            Ended::Saved => {
-                println!("{}: saved", vm.name);
-                return Ok(());
-            }
+        let end = match machine.run(kvm, request)? {
+            Ended::Reset => "reset",
+            Ended::Off => "powered off",
+            Ended::Left(Left::Saved) => "saved",
+            Ended::Left(Left::Moved) => "moved",
+        };
+        println!("{}: {end}", vm.name);
+        if end != "reset" {
+            return Ok(());
         }
         machine = Machine::new(kvm, vm, Prepared::new(vm, fabric)?)?;
     }

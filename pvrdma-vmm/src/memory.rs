@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use kvm_bindings::{kvm_userspace_memory_region, kvm_xsave};
+use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, kvm_userspace_memory_region, kvm_xsave};
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
 
@@ -73,10 +73,17 @@ impl Vm {
     /// Creates a VM with this memory.
     pub(crate) fn new(kvm: &Kvm, memory: GuestMemoryMmap) -> Result<Self> {
         let fd = Arc::new(kvm.create_vm().context("cannot make a VM")?);
-        for (slot, region) in (0..).zip(memory.iter()) {
+        let vm = Self { fd, memory };
+        vm.set_regions(0)?;
+        Ok(vm)
+    }
+
+    /// Sets the memory slots, or the flags of those that KVM knows.
+    fn set_regions(&self, flags: u32) -> Result<()> {
+        for (slot, region) in (0..).zip(self.memory.iter()) {
             let region = kvm_userspace_memory_region {
                 slot,
-                flags: 0,
+                flags,
                 guest_phys_addr: region.start_addr().0,
                 memory_size: region.len(),
                 userspace_addr: region.get_host_address(MemoryRegionAddress(0)).context("memory without an address")?
@@ -85,9 +92,20 @@ impl Vm {
             // SAFETY: only the guest's processors write to this memory, and only while they run. `vcpu` is the only
             // function that makes processors, and each of them holds its own share in the mappings. There are no
             // references to the bytes: `vm-memory` accesses them as volatile.
-            unsafe { fd.set_user_memory_region(region) }.context("KVM does not take the memory")?;
+            unsafe { self.fd.set_user_memory_region(region) }.context("KVM does not take the memory")?;
         }
-        Ok(Self { fd, memory })
+        Ok(())
+    }
+
+    /// Starts or ends KVM's log of pages that processors write.
+    pub(crate) fn log_writes(&self, on: bool) -> Result<()> {
+        self.set_regions(if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 })
+    }
+
+    /// Returns the pages of a memory slot that processors have written since the log started or since the last call, a
+    /// bit for each.
+    pub(crate) fn take_written(&self, slot: u32, bytes: u64) -> Result<Vec<u64>> {
+        self.fd.get_dirty_log(slot, usize::try_from(bytes)?).context("KVM's log of written pages")
     }
 
     /// The memory.

@@ -3,6 +3,7 @@
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::thread::available_parallelism;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -13,6 +14,8 @@ use pvrdma_ether_link::{
 };
 use pvrdma_guest_memory::PinPolicy;
 use pvrdma_packet::MacAddr;
+
+use crate::saved::requests::Target;
 
 /// Boots VMs that reach each other by RDMA, in this process.
 #[derive(Clone, Debug, Parser)]
@@ -50,10 +53,20 @@ pub(crate) struct Options {
     pub(crate) mtu: u32,
     /// Save the VM to this file, and end, when the program receives SIGUSR1. There must be one VM.
     #[arg(long, value_name = "FILE")]
-    pub(crate) save: Option<PathBuf>,
+    save: Option<PathBuf>,
     /// Continue the VM from this file instead of booting a kernel. Its options must be those with which it was saved.
     #[arg(long, value_name = "FILE")]
     pub(crate) restore: Option<PathBuf>,
+    /// Move the running VM to the program that listens on this Unix socket, and end, when the program receives
+    /// SIGUSR1. SIGUSR2 cancels this. There must be one VM.
+    #[arg(long, value_name = "SOCKET", conflicts_with = "save")]
+    migrate: Option<PathBuf>,
+    /// Wait on this Unix socket for a VM, instead of booting a kernel. Its options must be those at the source.
+    #[arg(long, value_name = "SOCKET", conflicts_with = "restore")]
+    pub(crate) incoming: Option<PathBuf>,
+    /// Maximum time for a migration in seconds, from its connection on.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=86400))]
+    migrate_timeout: u32,
     /// The device of KVM.
     #[arg(long, value_name = "PATH", default_value = "/dev/kvm")]
     pub(crate) kvm: PathBuf,
@@ -118,14 +131,29 @@ impl Options {
         Ok(vms.into_iter().map(choose).collect())
     }
 
-    /// Checks the requirements of a saved VM. Its doorbells trap, because pages that are mapped as memory have no saved
-    /// state.
+    /// Returns the place that the VM leaves to when this is requested.
+    pub(crate) fn target(&self) -> Option<Target> {
+        let socket = |path: &PathBuf| Target::Socket(path.clone(), self.limit());
+        self.save.clone().map(Target::File).or_else(|| self.migrate.as_ref().map(socket))
+    }
+
+    /// Returns the maximum time for a migration.
+    pub(crate) fn limit(&self) -> Duration {
+        Duration::from_secs(self.migrate_timeout.into())
+    }
+
+    /// Checks the requirements of a VM that is saved or moved. Its doorbells trap, because pages that are mapped as
+    /// memory have no saved state.
     fn check_saved(&self, vms: &mut [(VmOptions, DoorbellMode)]) -> Result<()> {
-        if self.save.is_none() && self.restore.is_none() {
-            return Ok(());
-        }
-        let [(vm, mode)] = vms else { bail!("--save and --restore are for one --vm, there are {}", vms.len()) };
-        ensure!(*mode != DoorbellMode::Mapped, "{}: a VM that is saved cannot have doorbells=mapped", vm.name);
+        let options = [
+            ("--save", &self.save),
+            ("--restore", &self.restore),
+            ("--migrate", &self.migrate),
+            ("--incoming", &self.incoming),
+        ];
+        let Some((option, _)) = options.into_iter().find(|(_, path)| path.is_some()) else { return Ok(()) };
+        let [(vm, mode)] = vms else { bail!("{option} is for one --vm, there are {}", vms.len()) };
+        ensure!(*mode != DoorbellMode::Mapped, "{}: {option} excludes doorbells=mapped", vm.name);
         *mode = DoorbellMode::Trapped;
         Ok(())
     }
@@ -260,7 +288,7 @@ mod tests {
             Options::parse_from(vm.iter().chain(words)).vms_on(16)
         };
         assert!(parse(&[]).unwrap()[0].doorbells.is_some());
-        for option in ["--save", "--restore"] {
+        for option in ["--save", "--restore", "--migrate", "--incoming"] {
             assert!(parse(&[option, "/f"]).unwrap()[0].doorbells.is_none());
             let two = parse(&[option, "/f", "--vm", "name=b,mac=52:54:00:00:00:02"]).unwrap_err();
             assert!(two.to_string().contains("for one --vm, there are 2"), "{two}");
@@ -268,6 +296,23 @@ mod tests {
         let mapped = ["pvrdma-vmm", "--kernel", "/k", "--save", "/f", "--vm"];
         let mapped = Options::parse_from(mapped.iter().chain(&["name=a,mac=52:54:00:00:00:01,doorbells=mapped"]));
         assert!(mapped.vms_on(16).unwrap_err().to_string().contains("doorbells=mapped"));
+    }
+
+    #[test]
+    fn a_vm_leaves_to_one_place_and_comes_from_one() {
+        let parse = |words: &[&str]| {
+            let vm = ["pvrdma-vmm", "--kernel", "/k", "--vm", "name=a,mac=52:54:00:00:00:01"];
+            Options::try_parse_from(vm.iter().chain(words))
+        };
+        assert_eq!(parse(&["--incoming", "/a"]).unwrap().target(), None);
+        assert_eq!(parse(&["--save", "/f", "--incoming", "/a"]).unwrap().target(), Some(Target::File("/f".into())));
+        for (words, seconds) in [(&[][..], 300), (&["--migrate-timeout", "7"], 7)] {
+            let options = parse(&[&["--migrate", "/b", "--restore", "/f"], words].concat()).unwrap();
+            assert_eq!(options.target(), Some(Target::Socket("/b".into(), Duration::from_secs(seconds))));
+        }
+        assert!(parse(&["--save", "/f", "--migrate", "/b"]).is_err());
+        assert!(parse(&["--restore", "/f", "--incoming", "/a"]).is_err());
+        assert!(parse(&["--migrate", "/b", "--migrate-timeout", "0"]).is_err());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Error, Result};
+use pvrdma_guest_memory::DmaSpace;
 use pvrdma_pci_function::Migratable;
 use pvrdma_pci_slot::{PciBus, Slot};
 use pvrdma_vmxnet3::Vmxnet3Device;
@@ -28,6 +29,8 @@ pub(crate) struct Parts {
     pub(crate) disks: Vec<Arc<Disk>>,
     pub(crate) nic: Arc<Vmxnet3Device>,
     pub(crate) rdma: Arc<RdmaDevice>,
+    /// Guest memory as the two functions access it.
+    pub(crate) spaces: [Arc<DmaSpace>; 2],
     pub(crate) power: Arc<Power>,
     pub(crate) console: Console,
     pub(crate) second: Option<SocketPort>,
@@ -39,10 +42,23 @@ impl Parts {
         [("network function", &*self.nic), ("RDMA device", &*self.rdma)]
     }
 
+    /// Lets everything continue after a restore.
+    pub(crate) fn resume(&self) -> Result<()> {
+        self.resume_functions()?;
+        self.disks.iter().for_each(|disk| disk.resume());
+        Ok(())
+    }
+
     /// Ends the pause of both functions.
     pub(crate) fn resume_functions(&self) -> Result<()> {
         self.functions()
             .iter()
             .try_for_each(|(name, function)| function.resume().map_err(Error::from_boxed).context(*name))
+    }
+
+    /// Resets everything, because another machine continues in its state. The functions are paused.
+    pub(crate) fn leave(&self) {
+        self.functions().iter().for_each(|(_, function)| function.leave());
+        self.bus.reset();
     }
 }

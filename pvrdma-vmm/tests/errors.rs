@@ -118,6 +118,23 @@ fn an_uplink_that_is_not_there() {
 }
 
 #[test]
+fn a_migration_that_cannot_begin() {
+    let (kernel, folder) = (kernel(), tempfile::tempdir().unwrap());
+    let socket = folder.path().join("socket");
+    let with = |words: &[&str], what: &str| {
+        refused(&[&["--kernel", text(kernel.path()), "--vm", VM, "--kvm", "/nowhere/kvm"], words].concat(), what);
+    };
+    with(&["--incoming", "/nowhere/socket"], "cannot listen on /nowhere/socket: ");
+    with(&["--incoming", text(&socket)], "no KVM: ");
+    assert!(!socket.exists(), "the file is removed");
+    std::fs::write(&socket, []).unwrap();
+    with(&["--incoming", text(&socket)], "cannot listen on ");
+    assert!(socket.exists(), "the file belongs to another program");
+    let other = VM.replace("name=a", "name=b").replace("00:01", "00:02");
+    with(&["--migrate", text(&socket), "--vm", &other], "--migrate is for one --vm, there are 2");
+}
+
+#[test]
 fn a_vm_that_makes_no_sense() {
     let kernel = kernel();
     let kernel = text(kernel.path());

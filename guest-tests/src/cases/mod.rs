@@ -30,6 +30,7 @@ mod iwarp;
 mod kernel_log;
 mod kvm;
 mod kvm_doorbells;
+mod kvm_migrate;
 mod kvm_qemu;
 mod kvm_saved;
 mod lab;
@@ -132,6 +133,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(kvm_qemu::cases(&beds));
         cases.extend(kvm_doorbells::cases(&beds));
         cases.extend(kvm_saved::cases(&beds));
+        cases.extend(kvm_migrate::cases(&beds));
         cases.extend(cloud_hypervisor::cases(&beds));
         cases.extend(nested::cases());
     }

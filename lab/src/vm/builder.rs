@@ -90,8 +90,7 @@ pub struct VmBuilder {
     pub(super) root_disk: Option<PathBuf>,
     pub(super) disk: Option<PathBuf>,
     pub(super) folder: Option<Folder>,
-    /// Names of serial ports, and the sockets that they lead to.
-    pub(super) ports: Vec<(String, PathBuf)>,
+    pub(super) ports: Vec<Port>,
     pub(super) run_as: Option<RunAs>,
     pub(super) patience: u32,
     /// Uses KVM, whatever this machine supports.
@@ -102,6 +101,16 @@ pub struct VmBuilder {
     pub(super) ticks: bool,
     /// The clocks count instructions.
     pub(super) virtual_time: bool,
+}
+
+/// A serial port.
+#[derive(Clone, Debug)]
+pub(super) struct Port {
+    /// QEMU's name for its kind.
+    pub(super) device: &'static str,
+    pub(super) name: String,
+    /// Socket that it leads to.
+    pub(super) socket: PathBuf,
 }
 
 /// User as which QEMU runs. It may read every file, because the image is in folders that only their owner can read, and
@@ -252,7 +261,13 @@ impl VmBuilder {
 
     /// Adds a virtio serial port that leads to a socket, which need not be listening yet.
     pub fn port(mut self, name: &str, socket: &Path) -> Self {
-        self.ports.push((name.to_owned(), socket.to_owned()));
+        self.ports.push(Port { device: "virtserialport", name: name.to_owned(), socket: socket.to_owned() });
+        self
+    }
+
+    /// Same as [`Self::port`], as a terminal: `/dev/hvc0` for the first one. Several processes can open it at a time.
+    pub fn terminal(mut self, name: &str, socket: &Path) -> Self {
+        self.ports.push(Port { device: "virtconsole", name: name.to_owned(), socket: socket.to_owned() });
         self
     }
 

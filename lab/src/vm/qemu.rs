@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use serde_json::json;
 
-use super::builder::{EMPTY_SLOT, FOLDER_TAG, Folder, MemoryKind, Nic, NicModel, VmBuilder};
+use super::builder::{EMPTY_SLOT, FOLDER_TAG, Folder, MemoryKind, Nic, NicModel, Port, VmBuilder};
 use crate::agent::PORT_NAME;
 
 /// Returns `true` if the processor's own virtualisation can be used. The presence of `/dev/kvm` is not enough, because
@@ -126,9 +126,9 @@ pub(super) fn boot_arguments(vm: &VmBuilder, initramfs: &Path, agent: Line<'_>, 
     arguments.add("chardev", agent.backend());
     arguments.add("device", "virtio-serial-pci");
     arguments.add("device", format!("virtserialport,chardev=agent,name={PORT_NAME}"));
-    for (name, socket) in &vm.ports {
+    for Port { device, name, socket } in &vm.ports {
         arguments.add("chardev", format!("socket,id={name},path={},reconnect-ms=50", socket.display()));
-        arguments.add("device", format!("virtserialport,chardev={name},name={name}"));
+        arguments.add("device", format!("{device},chardev={name},name={name}"));
     }
     arguments.0
 }

@@ -17,10 +17,11 @@ use pvrdma_pci_function::{
     PciFunction,
 };
 use pvrdma_pci_slot::Slot;
-use virtio_queue::QueueT;
+use virtio_queue::{DescriptorChain, Queue, QueueT};
 use vm_memory::GuestMemoryMmap;
 
 use crate::options::DiskOptions;
+use crate::saved::dirty::Dirty;
 use crate::saved::messages::DiskRegisters;
 use registers::{COMMON_SIZE, Registers};
 use requests::Image;
@@ -50,6 +51,8 @@ pub(crate) struct Disk {
     memory: GuestMemoryMmap,
     interrupts: Arc<dyn InterruptSink>,
     registers: Mutex<Registers>,
+    /// Guest memory that the disk has written, if this is logged. Changes only under the lock of the registers.
+    written: Mutex<Option<Dirty>>,
     config: Mutex<ConfigSpace>,
 }
 
@@ -112,9 +115,24 @@ impl Disk {
         Ok(())
     }
 
+    /// Starts or ends the log of written guest memory.
+    pub(crate) fn log_writes(&self, on: bool) {
+        let _served = self.registers.lock();
+        *self.written.lock() = on.then(|| Dirty::none_of(&self.memory));
+    }
+
+    /// Adds the pages that were written since the log started or since the last call. Waits for a request in progress.
+    pub(crate) fn take_written(&self, to: &mut Dirty) {
+        let _served = self.registers.lock();
+        if let Some(written) = &mut *self.written.lock() {
+            to.add(&std::mem::replace(written, Dirty::none_of(&self.memory)));
+        }
+    }
+
     fn new(image: Image, memory: GuestMemoryMmap, interrupts: Arc<dyn InterruptSink>) -> Result<Self> {
         let registers = Mutex::new(Registers::new(image.features())?);
-        Ok(Self { image, memory, interrupts, registers, config: Mutex::new(config_space()?) })
+        let (written, config) = (Mutex::default(), Mutex::new(config_space()?));
+        Ok(Self { image, memory, interrupts, registers, written, config })
     }
 
     /// Interrupts the guest after a restore, because an interrupt may have been on its way when the state was saved.
@@ -139,8 +157,12 @@ impl Disk {
             return;
         }
         let mut served = false;
+        let mut log = self.written.lock();
         while let Some(chain) = registers.queue.pop_descriptor_chain(memory) {
             let head = chain.head_index();
+            if let Some(log) = &mut *log {
+                log_request(log, &registers.queue, chain.clone());
+            }
             let written = self.image.serve(memory, chain);
             if registers.queue.add_used(memory, head, written).is_err() {
                 return;
@@ -150,6 +172,15 @@ impl Disk {
         if served && registers.queue.needs_notification(memory).unwrap_or(true) {
             self.interrupts.msix(registers.vector);
         }
+    }
+}
+
+/// Logs all guest memory that a request may write: its buffers, and the ring with its completion.
+fn log_request(log: &mut Dirty, queue: &Queue, chain: DescriptorChain<&GuestMemoryMmap>) {
+    // Three words of 16 bits, and eight bytes for each entry.
+    log.add_range(queue.used_ring(), 6 + 8 * u64::from(queue.size()));
+    for buffer in chain.writable() {
+        log.add_range(buffer.addr().0, buffer.len().into());
     }
 }
 

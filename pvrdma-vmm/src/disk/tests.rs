@@ -126,6 +126,28 @@ fn a_driver_reads_and_writes_sectors() {
 }
 
 #[test]
+fn written_memory_is_logged() {
+    let mut driver = Driver::up(true);
+    let take = |driver: &Driver| {
+        let mut written = Dirty::none_of(&driver.memory);
+        driver.disk.take_written(&mut written);
+        written.runs(1000)
+    };
+    let request = |driver: &mut Driver| driver.request(0, 2, &[(PAGE_A + 4000, 512, true)]);
+    request(&mut driver);
+    driver.disk.log_writes(true);
+    assert_eq!(take(&driver), []);
+    request(&mut driver);
+    driver.request(1, 7, &[(PAGE_B, 512, false)]);
+    // The ring of completions, the status, and the data, which is on two pages.
+    assert_eq!(take(&driver), [(USED, 1), (DATA, 1), (PAGE_A, 2)]);
+    assert_eq!(take(&driver), []);
+    request(&mut driver);
+    driver.disk.log_writes(false);
+    assert_eq!(take(&driver), []);
+}
+
+#[test]
 fn what_is_not_on_the_disk_is_an_error() {
     let mut driver = Driver::up(false);
     for (kind, sector, data, status) in [

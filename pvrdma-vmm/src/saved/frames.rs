@@ -1,8 +1,8 @@
 //! Frames of a stream: a kind, a length, and a body of at most [`MAX_BODY`] bytes.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 use prost::Message;
 
 /// First bytes of a stream, with the version of its format.
@@ -30,15 +30,27 @@ pub(crate) enum Kind {
     Network = 7,
     /// A part of the RDMA function's state.
     Rdma = 8,
-    /// The end. The body is empty.
+    /// The end of the state. The body is empty, as in the frames below.
     End = 9,
+    /// From a destination: its machine is the one of the hello.
+    Accepted = 10,
+    /// From a destination: it does not continue the machine. The body is the reason.
+    Refused = 11,
+    /// From a destination: the machine is complete, and waits for the commit.
+    Ready = 12,
+    /// From a source: the machine does not run there any more.
+    Commit = 13,
+    /// From a destination: the machine runs.
+    Running = 14,
 }
 
 impl Kind {
-    fn new(code: u8) -> Option<Self> {
+    pub(super) fn new(code: u8) -> Option<Self> {
+        use Kind::{Accepted, Commit, Ready, Refused, Running};
         use Kind::{Controllers, End, Hello, Network, Pages, Ports, Processor, Rdma, Slot};
-        let all = [Hello, Pages, Processor, Controllers, Ports, Slot, Network, Rdma, End];
-        all.into_iter().find(|kind| *kind as u8 == code)
+        let state = [Hello, Pages, Processor, Controllers, Ports, Slot, Network, Rdma, End];
+        let talk = [Accepted, Refused, Ready, Commit, Running];
+        state.into_iter().chain(talk).find(|kind| *kind as u8 == code)
     }
 }
 
@@ -60,14 +72,14 @@ impl<W: Write> Sender<W> {
         self.frame(kind, &[&message.encode_to_vec()])
     }
 
-    /// Writes a frame whose body consists of these parts.
+    /// Writes a frame, whose body consists of these parts, at once.
     pub(crate) fn frame(&mut self, kind: Kind, parts: &[&[u8]]) -> Result<()> {
         let length = parts.iter().map(|part| part.len()).sum::<usize>();
         ensure!(length <= MAX_BODY, "a frame of {length} bytes");
         let [a, b, c, d] = u32::try_from(length)?.to_le_bytes();
         let head = [kind as u8, a, b, c, d];
-        let mut parts = std::iter::once(&head[..]).chain(parts.iter().copied());
-        parts.try_for_each(|part| self.to.write_all(part)).context("cannot write the state")
+        let frame = [&[&head[..]], parts].concat().concat();
+        self.to.write_all(&frame).context("cannot write the state")
     }
 
     /// Writes bytes as any number of frames.
@@ -75,10 +87,20 @@ impl<W: Write> Sender<W> {
         bytes.chunks(MAX_BODY).try_for_each(|part| self.frame(kind, &[part]))
     }
 
+    /// Writes a frame without a body, and makes the output pass on all that it has kept.
+    pub(crate) fn last(&mut self, kind: Kind) -> Result<()> {
+        self.frame(kind, &[])?;
+        self.flush()
+    }
+
+    /// Makes the output pass on all that it has kept.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        self.to.flush().context("cannot write the state")
+    }
+
     /// Writes the end and returns the output.
     pub(crate) fn finish(mut self) -> Result<W> {
-        self.frame(Kind::End, &[])?;
-        self.to.flush().context("cannot write the state")?;
+        self.last(Kind::End)?;
         Ok(self.to)
     }
 }
@@ -94,7 +116,7 @@ impl<R: Read> Receiver<R> {
     /// Reads the beginning of a stream.
     pub(crate) fn new(mut from: R) -> Result<Self> {
         let mut magic = [0; MAGIC.len()];
-        from.read_exact(&mut magic).context("the state is truncated")?;
+        read_exact(&mut from, &mut magic)?;
         let ([start @ .., version, _], [ours @ .., our_version, _]) = (magic, MAGIC);
         ensure!(start == ours, "this is no saved machine");
         ensure!(version == our_version, "the state has format {version}, this program reads format {our_version}");
@@ -104,14 +126,14 @@ impl<R: Read> Receiver<R> {
     /// Reads the next frame.
     pub(crate) fn next(&mut self) -> Result<(Kind, &[u8])> {
         let mut head = [0; 5];
-        self.from.read_exact(&mut head).context("the state is truncated")?;
+        read_exact(&mut self.from, &mut head)?;
         let [code, length @ ..] = head;
         let kind = Kind::new(code).with_context(|| format!("the state has a frame of kind {code}"))?;
         let length = u32::from_le_bytes(length);
         let bytes = usize::try_from(length).ok().filter(|bytes| *bytes <= MAX_BODY);
         let bytes = bytes.with_context(|| format!("the state has a frame of {length} bytes"))?;
         self.body.resize(bytes, 0);
-        self.from.read_exact(&mut self.body).context("the state is truncated")?;
+        read_exact(&mut self.from, &mut self.body)?;
         Ok((kind, &self.body))
     }
 
@@ -122,6 +144,13 @@ impl<R: Read> Receiver<R> {
             (found, _) => bail!("the state has a frame {found:?} in place of {kind:?}"),
         }
     }
+}
+
+fn read_exact(from: &mut impl Read, bytes: &mut [u8]) -> Result<()> {
+    from.read_exact(bytes).map_err(|error| match error.kind() {
+        ErrorKind::UnexpectedEof => anyhow!("the state is truncated"),
+        _ => Error::from(error).context("cannot read the state"),
+    })
 }
 
 /// Decodes a message.
@@ -175,7 +204,7 @@ mod tests {
             assert!(refusal(&stream[..end]).contains("truncated"), "{end}");
         }
         for (at, value, what) in
-            [(0, 0, "no saved machine"), (6, 9, "format 9"), (8, 0, "kind 0"), (8, 10, "kind 10"), (12, 0xff, "bytes")]
+            [(0, 0, "no saved machine"), (6, 9, "format 9"), (8, 0, "kind 0"), (8, 15, "kind 15"), (12, 0xff, "bytes")]
         {
             let mut stream = stream.clone();
             stream[at] = value;

@@ -88,6 +88,7 @@ impl State {
                 Kind::Network => append(&mut state.network, body)?,
                 Kind::Rdma => append(&mut state.rdma, body)?,
                 Kind::End => break,
+                other => bail!("the state has a frame {other:?}"),
             }
             let processors = state.processors.len();
             ensure!(processors as u64 <= u64::from(hello.cpus), "the state has {processors} processors");
@@ -98,7 +99,8 @@ impl State {
         Ok(state)
     }
 
-    /// Restores a machine that has never run, and resumes its functions. The serial ports were created from the state.
+    /// Restores a machine that has never run. Its functions are paused afterwards, see [`Parts::resume`]. The serial
+    /// ports were created from the state.
     ///
     /// # Errors
     /// A part refuses its state.
@@ -113,10 +115,7 @@ impl State {
         for ((name, function), state) in parts.functions().into_iter().zip([&self.network, &self.rdma]) {
             function.restore(&mut &state[..]).map_err(Error::from_boxed).context(name)?;
         }
-        self.restore_slots(parts)?;
-        parts.resume_functions()?;
-        parts.disks.iter().for_each(|disk| disk.resume());
-        Ok(())
+        self.restore_slots(parts)
     }
 
     fn restore_slots(&self, parts: &Parts) -> Result<()> {
@@ -229,6 +228,7 @@ mod tests {
         refuse(&|sender| cpus(sender, 3), "3 processors");
         refuse(&|sender| (0..33).for_each(|_| sender.message(Kind::Slot, &Slot::default()).unwrap()), "33 slots");
         refuse(&|sender| sender.message(Kind::Hello, &hello()).unwrap(), "two beginnings");
+        refuse(&|sender| sender.frame(Kind::Commit, &[]).unwrap(), "a frame Commit");
         refuse(&|sender| sender.frame(Kind::Pages, &[&[0; 9]]).unwrap(), "no pages");
         let long = vec![0; 1 << 20];
         refuse(&|sender| (0..=256).for_each(|_| sender.frame(Kind::Rdma, &[&long]).unwrap()), "too long");

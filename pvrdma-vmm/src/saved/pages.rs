@@ -4,10 +4,9 @@ use anyhow::{Context, Result, ensure};
 use std::io::Write;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
+use super::dirty::{Dirty, PAGE};
 use super::frames::{Kind, MAX_BODY, Sender};
 
-/// Bytes of a page.
-pub(crate) const PAGE: usize = 4096;
 /// Maximum number of pages in a frame.
 const RUN: usize = (MAX_BODY - 8) / PAGE;
 
@@ -21,14 +20,14 @@ pub(crate) fn send_all(memory: &GuestMemoryMmap, to: &mut Sender<impl Write>) ->
             let len = usize::try_from(region.len() - start)?.min(piece.len());
             let bytes = piece.get_mut(..len).context("a piece of memory")?;
             memory.read_slice(bytes, GuestAddress(address))?;
-            sent += send_written(address, bytes, to)?;
+            sent += send_nonzero(address, bytes, to)?;
         }
     }
     Ok(sent)
 }
 
 /// Sends the runs of pages that have a byte that is not zero.
-fn send_written(start: u64, bytes: &[u8], to: &mut Sender<impl Write>) -> Result<u64> {
+fn send_nonzero(start: u64, bytes: &[u8], to: &mut Sender<impl Write>) -> Result<u64> {
     let mut sent = 0;
     let pages: Vec<(u64, &[u8])> = (start..).step_by(PAGE).zip(bytes.chunks(PAGE)).collect();
     for run in pages.chunk_by(|(_, a), (_, b)| is_zero(a) == is_zero(b)) {
@@ -40,6 +39,18 @@ fn send_written(start: u64, bytes: &[u8], to: &mut Sender<impl Write>) -> Result
         }
     }
     Ok(sent)
+}
+
+/// Sends these pages, whatever they hold. Returns their number.
+pub(crate) fn send_written(memory: &GuestMemoryMmap, written: &Dirty, to: &mut Sender<impl Write>) -> Result<u64> {
+    let mut piece = vec![0; RUN * PAGE];
+    for (address, pages) in written.runs(RUN as u64) {
+        let bytes = usize::try_from(pages).ok().and_then(|pages| piece.get_mut(..pages.checked_mul(PAGE)?));
+        let bytes = bytes.context("a run of pages")?;
+        memory.read_slice(bytes, GuestAddress(address))?;
+        to.frame(Kind::Pages, &[&address.to_le_bytes(), bytes])?;
+    }
+    Ok(written.pages())
 }
 
 fn is_zero(page: &[u8]) -> bool {
@@ -93,6 +104,26 @@ mod tests {
             target.read_slice(&mut b, GuestAddress(start)).unwrap();
             assert!(a == b);
         }
+    }
+
+    /// A page of zeros may have replaced another one.
+    #[test]
+    fn written_pages_arrive_with_their_zeros() {
+        let (source, target) = (memory(), memory());
+        let mut written = Dirty::none_of(&source);
+        written.add_range(0, 2 << 20);
+        written.add_range(HIGH, 1);
+        source.write_obj(0xa5_u8, GuestAddress(4096)).unwrap();
+        target.write_obj(0xa5_u8, GuestAddress(HIGH)).unwrap();
+        let mut sender = Sender::new(Vec::new()).unwrap();
+        assert_eq!(send_written(&source, &written, &mut sender).unwrap(), 513);
+        let stream = sender.finish().unwrap();
+        let mut receiver = Receiver::new(&stream[..]).unwrap();
+        while let (Kind::Pages, body) = receiver.next().unwrap() {
+            receive(&target, body).unwrap();
+        }
+        assert_eq!(target.read_obj::<u8>(GuestAddress(4096)).unwrap(), 0xa5);
+        assert_eq!(target.read_obj::<u8>(GuestAddress(HIGH)).unwrap(), 0);
     }
 
     #[test]
