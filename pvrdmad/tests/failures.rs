@@ -108,7 +108,7 @@ impl End {
     }
 
     fn connect(&mut self, to: &Self) {
-        // Few retries, so that the incidents end soon, but longer ones than a busy machine keeps the other host waiting.
+        // Few retries, so that the incidents end soon. A busy machine delays the other host by less than one of them.
         let quick = Path { timeout: 14, retry_cnt: 2, rnr_retry: 0, ..Path::to(gid(to.number), to.qp.qpn) };
         self.qp.connect(&Path { dmac: mac(to.number), ..quick }).unwrap();
     }
