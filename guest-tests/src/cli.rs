@@ -42,7 +42,7 @@ pub(crate) enum Command {
     },
     /// Measure, and write the results as JSON.
     Bench(BenchOptions),
-    /// Draw docs/figures.svg anew from the table of docs/figures.md.
+    /// Generate the table of docs/figures.md and the pictures from docs/results.json.
     #[command(hide = true)]
     Published,
     /// Make the last frame of a recording stay, and write this frame as a picture of its own.
@@ -238,8 +238,21 @@ pub(crate) struct TestOptions {
 }
 
 /// The parts of `bench`.
-const PARTS: [&str; 12] =
-    ["in-process", "daemon", "state", "sweep", "wire", "doorbells", "vm", "card", "kvm", "guest", "dumbbell", "hca"];
+const PARTS: [&str; 13] = [
+    "in-process",
+    "daemon",
+    "state",
+    "sweep",
+    "guest-sweep",
+    "wire",
+    "doorbells",
+    "vm",
+    "card",
+    "kvm",
+    "guest",
+    "dumbbell",
+    "hca",
+];
 
 /// Options of `bench`.
 #[derive(Clone, Debug, Args)]

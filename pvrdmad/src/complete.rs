@@ -5,6 +5,7 @@
 //! generated from the definition.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use pvrdma_dev::Limits;
 use pvrdma_rxe::ShareConfig;
@@ -30,9 +31,12 @@ pub fn complete(words: &[String]) -> Vec<String> {
     candidates(words, &|names| ask(control.clone(), names))
 }
 
+/// Time for which a completion waits for the daemon.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Asks the daemon. A daemon that does not answer has no names: an error would disturb the command line.
 fn ask(path: Option<PathBuf>, names: Names) -> Vec<String> {
-    let status = control_path::for_client(path).and_then(|path| control::ask_status(&path, false));
+    let status = control_path::for_client(path).and_then(|path| control::ask_status_within(&path, PATIENCE));
     let Ok(status) = status else { return Vec::new() };
     match names {
         Names::Devices => status.devices.iter().map(|device| device.name().to_owned()).collect(),

@@ -213,7 +213,7 @@ fn recorded(folder: &Path, programs: &[(&str, &str)]) -> String {
         let path = folder.join(name);
         let calls = folder.join("calls");
         let text = folder.join("text");
-        fs::write(&text, format!("#!/bin/sh\necho {name} \"$@\" >> '{}'\n{does}\n", calls.display())).unwrap();
+        fs::write(&text, format!("#!/bin/bash\necho {name} \"$@\" >> '{}'\n{does}\n", calls.display())).unwrap();
         // Another process creates the program: children of other tests inherit the descriptors of this one, and a file
         // that is open for writing cannot be executed.
         assert!(Command::new("install").args([&text, &path]).status().unwrap().success());
@@ -221,27 +221,91 @@ fn recorded(folder: &Path, programs: &[(&str, &str)]) -> String {
     format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
 }
 
-/// The documented command packages the release build, without symbols.
-#[test]
-fn the_documented_command_packs_a_stripped_release_build() {
-    let page = fs::read_to_string(packaging().join("../../docs/package.md")).unwrap();
-    assert!(page.contains("\npvrdmad/packaging/build "), "the command is another one");
-    let folder = tempfile::tempdir().unwrap();
-    let target = folder.path().join("target");
-    // The program that the build asks for `package-files`, and the manual pages that it would create.
-    let release = target.join("release");
-    fs::create_dir_all(release.join("package/man")).unwrap();
-    let path = recorded(folder.path(), &[("cargo", ""), ("gzip", "")]);
-    recorded(&release, &[("pvrdmad", "mkdir -p \"$2/man\" && touch \"$2/man/a.1\"")]);
-    let mut build = Command::new(packaging().join("build"));
-    build.env("PATH", path).env("CARGO_TARGET_DIR", &target).env_remove("PROFILE");
+/// Runs `packaging/build` in a copy of its sources, with programs that only record their calls. Returns the folder with
+/// its results, and the calls.
+fn build_with_recorded_programs(folder: &Path) -> (PathBuf, String) {
+    let root = folder.join("source");
+    let programs = folder.join("programs");
+    fs::create_dir_all(&programs).unwrap();
+    let source = packaging().join("../..");
+    for file in ["pvrdmad/packaging", "Cargo.toml", "LICENSES", "README.md", "CHANGELOG.md"] {
+        let to = root.join(file);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        assert!(Command::new("cp").arg("-R").arg(source.join(file)).arg(&to).status().unwrap().success());
+    }
+    let [target, out] = ["target", "out"].map(|name| folder.join(name));
+    let architecture = std::env::consts::ARCH;
+    for built in ["release".to_owned(), format!("{architecture}-unknown-linux-musl/release")] {
+        let built = target.join("packages").join(built);
+        fs::create_dir_all(&built).unwrap();
+        // The program that the build asks for `package-files`, and some of the files that it would create.
+        let files = "for dir in man completions; do mkdir -p \"$2/$dir\"; touch \"$2/$dir\"/{b,a,c}.1; done";
+        recorded(&built, &[("pvrdmad", files)]);
+    }
+    let environment = "env | grep -E '^(SOURCE_DATE_EPOCH|CARGO_ENCODED_RUSTFLAGS|CFLAGS)=' >> \"$0.env\"
+        [ \"$1\" != deb ] || touch \"$(echo \"$*\" | sed 's/.*--output //')/pvrdmad_1_all.deb\"
+        [ \"$1\" != cyclonedx ] || echo \"path+file://$PWD/pvrdmad\" > pvrdmad/\"${!#}.json\"";
+    let path = recorded(&programs, &[("cargo", environment), ("objcopy", ": > \"${@: -1}\""), ("strip", "")]);
+    let mut build = Command::new(root.join("pvrdmad/packaging/build"));
+    build.arg(&out).env("PATH", path).env("CARGO_TARGET_DIR", &target);
+    for name in ["PROFILE", "PARTS", "SOURCE_DATE_EPOCH"] {
+        build.env_remove(name);
+    }
     let output = build.output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    let calls = fs::read_to_string(folder.path().join("calls")).unwrap();
+    let calls = ["calls", "cargo.env"].map(|name| fs::read_to_string(programs.join(name)).unwrap());
+    (out, calls.concat())
+}
+
+/// The documented command builds the release profile, keeps its symbols apart, and makes the same archives in every
+/// folder, at any time. `.ci/extended packages` compares two real builds.
+#[test]
+fn the_documented_command_makes_what_a_release_consists_of() {
+    let page = fs::read_to_string(packaging().join("../../docs/package.md")).unwrap();
+    assert!(page.contains("\npvrdmad/packaging/build "), "the command is another one");
+    let folders = ["one", "another"].map(|name| tempfile::Builder::new().prefix(name).tempdir().unwrap());
+    let [(out, calls), (again, _)] = folders.each_ref().map(|folder| build_with_recorded_programs(folder.path()));
     let call = |start: &str| calls.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{calls}"));
-    assert!(call("cargo build ").contains(" --profile release "), "{calls}");
+    assert!(call("cargo auditable build ").contains(" --locked --profile release -p pvrdmad"), "{calls}");
     let deb = call("cargo deb ");
-    assert!(deb.contains(" --profile release ") && deb.contains(" --strip "), "{calls}");
+    assert!(deb.contains(" --profile release ") && deb.contains(" --dbgsym "), "{calls}");
+    // 22 Nov 2026 12:00, the date of the package's changelog.
+    call("SOURCE_DATE_EPOCH=1795348800");
+    let source = folders[0].path().join("source");
+    for flag in ["CARGO_ENCODED_RUSTFLAGS", "CFLAGS"] {
+        assert!(call(&format!("{flag}=")).contains(&format!("{}=/pvrdmad", source.display())), "{calls}");
+    }
+    let sums = fs::read_to_string(out.join("SHA256SUMS")).unwrap();
+    let version = env!("CARGO_PKG_VERSION");
+    for name in [format!("pvrdmad-{version}.cdx.json"), format!("pvrdmad-{version}-{}.tar.gz", std::env::consts::ARCH)]
+    {
+        assert!(sums.contains(&format!("  {name}\n")), "no {name}: {sums}");
+    }
+    assert!(sums.contains("-symbols.tar.gz\n") && sums.contains(".deb\n"), "{sums}");
+    assert_eq!(sums, fs::read_to_string(again.join("SHA256SUMS")).unwrap());
+    assert!(!source.join(format!("pvrdmad/pvrdmad-{version}.cdx.json")).exists(), "a file is left in the sources");
+}
+
+/// The address of the owner is in the workspace's manifest alone, and the page that quotes it has the same.
+#[test]
+fn the_address_of_the_owner_is_one_variable() {
+    let root = packaging().join("../..");
+    let manifest: toml::Table = fs::read_to_string(root.join("Cargo.toml")).unwrap().parse().unwrap();
+    let package = &manifest["workspace"]["package"];
+    let name = package["repository"].as_str().unwrap().rsplitn(3, '/').take(2).collect::<Vec<_>>();
+    let quoted = format!("repository: {}/{}\n", name[1], name[0]);
+    let page = fs::read_to_string(root.join("docs/ci.md")).unwrap();
+    assert!(page.contains(&quoted), "docs/ci.md does not say {quoted}");
+    let address = package["authors"][0].as_str().unwrap().split_once('<').unwrap().1.trim_end_matches('>');
+    for file in ["Cargo.toml", "packaging/changelog", "packaging/dkms/build", "packaging/dkms/control"] {
+        let text = fs::read_to_string(packaging().join("..").join(file)).unwrap();
+        assert!(!text.contains(address), "{file} has an address of its own");
+    }
+    let file = |name: &str| fs::read_to_string(packaging().join(name)).unwrap();
+    assert!(
+        file("changelog").contains("\n -- #MAINTAINER#  ")
+            && file("dkms/control").contains("\nMaintainer: #MAINTAINER#\n")
+    );
 }
 
 /// Purging the package keeps all files that the administrator wrote.
@@ -293,6 +357,8 @@ fn the_package_holds_what_there_is() {
         let [source, to, _] = &asset.as_array().unwrap()[..] else { panic!("{asset}") };
         let (source, to) = (source.as_str().unwrap(), to.as_str().unwrap());
         let path = match source.strip_prefix("target/release/package/") {
+            // `packaging/build` fills in the maintainer.
+            Some("changelog.Debian.gz") => packaging().join("changelog"),
             Some(name) => made.path().join(name),
             None if source == "target/release/pvrdmad" => PathBuf::from(PROGRAM),
             None => packaging().join("..").join(source),

@@ -36,6 +36,15 @@ impl Qp {
         self.state.enter_error(ErrorCause::Requester);
     }
 
+    /// Ends the QP after the peer's completion queue had no room for the receive of a request. That request has its
+    /// completion already, with the status that follows from the NAK of a responder beyond the wire.
+    #[cold]
+    pub(crate) fn fail_lost_receive(&self) {
+        Counters::bump(&self.adapter.counters.request_errors);
+        self.record(FlightEvent::Request(WcStatus::RemoteOperation));
+        self.state.enter_error(ErrorCause::Requester);
+    }
+
     /// Records a rare event.
     #[cold]
     pub(crate) fn record(&self, event: FlightEvent) {

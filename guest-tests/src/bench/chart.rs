@@ -1,8 +1,11 @@
 //! The figures as pictures.
 
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
+use plotters::coord::combinators::LogCoord;
+use plotters::drawing::DrawingAreaErrorKind;
 use plotters::prelude::*;
 
 use super::figure::{Distribution, Figure};
@@ -11,6 +14,8 @@ use super::sweep::Sweep;
 const ROW: u32 = 34;
 const WIDTH: u32 = 1000;
 const LABELS: i32 = 520;
+/// Room for the value after the longest bar.
+const VALUES: i32 = 150;
 
 /// Draws the ratio of each figure to its baseline, as bars on a logarithmic scale.
 pub(super) fn draw(figures: &[Figure], path: &Path) -> Result<()> {
@@ -42,8 +47,11 @@ pub(super) fn draw_bars(bars: &[Bar]) -> Result<String> {
     Ok(text)
 }
 
+/// Colour of a curve.
+pub(super) type Colour = RGBColor;
+
 /// A curve: its name, colour and points.
-type Curve = (String, RGBColor, Vec<(f64, f64)>);
+pub(super) type Curve = (String, Colour, Vec<(f64, f64)>);
 
 /// Draws the device and the baseline over the varied parameter, both logarithmic. Returns `None` if there are too few
 /// points.
@@ -58,6 +66,44 @@ pub(super) fn sweep(sweep: &Sweep, figures: &[Figure]) -> Result<Option<String>>
     lines(&curves, sweep.varies, first.unit).map(Some)
 }
 
+/// Draws curves in Gb/s over the size of a message, with a caption.
+pub(super) fn bandwidth(curves: &[Curve], caption: &str) -> Result<String> {
+    let mut text = String::new();
+    paint_bandwidth(curves, caption, &mut text).map_err(|error| anyhow!("cannot draw: {error}"))?;
+    Ok(text)
+}
+
+fn paint_bandwidth(curves: &[Curve], caption: &str, text: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+    let (xs, ys) = ranges(curves);
+    let root = SVGBackend::with_string(text, (WIDTH, 480)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&root)
+        .margin(16)
+        .caption("RDMA writes and TCP between two guests of a host", ("sans-serif", 20))
+        .x_label_area_size(60)
+        .y_label_area_size(80)
+        .build_cartesian_2d(xs.log_scale().base(16.0), ys.log_scale())?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .label_style(("sans-serif", 15))
+        .x_label_formatter(&|bytes| size(*bytes))
+        .y_label_formatter(&|gigabits| format!("{gigabits}"))
+        .x_desc(format!("size of a write ({caption})"))
+        .y_desc("Gb/s")
+        .draw()?;
+    draw_curves(&mut chart, curves)?;
+    root.present()?;
+    Ok(())
+}
+
+/// Returns a number of bytes with a unit.
+fn size(bytes: f64) -> String {
+    let (unit, name) =
+        [(1_048_576.0, "MiB"), (1024.0, "KiB")].into_iter().find(|(unit, _)| bytes >= *unit).unwrap_or((1.0, "bytes"));
+    format!("{} {name}", bytes / unit)
+}
+
 /// Draws fractions of samples over their value, which is logarithmic. Returns `None` if there are no samples.
 pub(super) fn distributions(distributions: &[Distribution]) -> Result<Option<String>> {
     let Some(first) = distributions.first() else { return Ok(None) };
@@ -66,8 +112,9 @@ pub(super) fn distributions(distributions: &[Distribution]) -> Result<Option<Str
     lines(&curves, first.unit, "share").map(Some)
 }
 
-const GREEN: RGBColor = RGBColor(46, 125, 50);
-const GREY: RGBColor = RGBColor(117, 117, 117);
+pub(super) const GREEN: Colour = RGBColor(46, 125, 50);
+pub(super) const ORANGE: Colour = RGBColor(239, 108, 0);
+pub(super) const GREY: Colour = RGBColor(117, 117, 117);
 
 /// Curves on two logarithmic axes.
 fn lines(curves: &[Curve], x: &str, y: &str) -> Result<String> {
@@ -77,18 +124,36 @@ fn lines(curves: &[Curve], x: &str, y: &str) -> Result<String> {
 }
 
 fn draw_lines(curves: &[Curve], (x, y): (&str, &str), text: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+    let (xs, ys) = ranges(curves);
+    let root = SVGBackend::with_string(text, (WIDTH, 420)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&root)
+        .margin(12)
+        .x_label_area_size(40)
+        .y_label_area_size(70)
+        .build_cartesian_2d(xs.log_scale(), ys.log_scale())?;
+    chart.configure_mesh().x_desc(x).y_desc(y).draw()?;
+    draw_curves(&mut chart, curves)?;
+    root.present()?;
+    Ok(())
+}
+
+/// Returns the ranges of two logarithmic axes.
+fn ranges(curves: &[Curve]) -> (Range<f64>, Range<f64>) {
     let all = || curves.iter().flat_map(|(.., points)| points.iter().copied());
     let range = |values: Vec<f64>| {
         let least = values.iter().copied().fold(f64::MAX, f64::min).max(1e-6);
         let most = values.iter().copied().fold(least, f64::max);
-        (least * 0.8..most * 1.25).log_scale()
+        least * 0.8..most * 1.25
     };
-    let (xs, ys) = (range(all().map(|(x, _)| x).collect()), range(all().map(|(_, y)| y).collect()));
-    let root = SVGBackend::with_string(text, (WIDTH, 420)).into_drawing_area();
-    root.fill(&WHITE)?;
-    let mut chart =
-        ChartBuilder::on(&root).margin(12).x_label_area_size(40).y_label_area_size(70).build_cartesian_2d(xs, ys)?;
-    chart.configure_mesh().x_desc(x).y_desc(y).draw()?;
+    (range(all().map(|(x, _)| x).collect()), range(all().map(|(_, y)| y).collect()))
+}
+
+/// Draws curves and their names into a chart with axes.
+fn draw_curves<'a>(
+    chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<LogCoord<f64>, LogCoord<f64>>>,
+    curves: &[Curve],
+) -> Result<(), DrawingAreaErrorKind<std::io::Error>> {
     for (name, colour, points) in curves {
         let style = colour.stroke_width(2);
         chart
@@ -98,7 +163,6 @@ fn draw_lines(curves: &[Curve], (x, y): (&str, &str), text: &mut String) -> Resu
         chart.draw_series(points.iter().map(|&point| Circle::new(point, 3, colour.filled())))?;
     }
     chart.configure_series_labels().background_style(WHITE).border_style(BLACK).draw()?;
-    root.present()?;
     Ok(())
 }
 
@@ -111,9 +175,9 @@ fn paint(bars: &[Bar], text: &mut String) -> Result<(), Box<dyn std::error::Erro
     let decades = best.log10() + 1.0;
     // One decade below "equal" is the left edge.
     let x = |ratio: f64| {
-        let share = (ratio.max(0.1).log10() + 1.0) / (decades + 0.6);
+        let share = (ratio.max(0.1).log10() + 1.0) / decades;
         #[expect(clippy::cast_possible_truncation, reason = "pixels of a picture of 1000")]
-        let pixel = (share * f64::from(WIDTH.cast_signed() - LABELS)) as i32;
+        let pixel = (share * f64::from(WIDTH.cast_signed() - LABELS - VALUES)) as i32;
         LABELS + pixel
     };
     let font = ("sans-serif", 14).into_font();

@@ -4,7 +4,7 @@
 //! a virtual machine, [`daemon`] the cost of observing a daemon, [`state`] saved state and hand-over, [`wire`] traffic
 //! between two processes of this host or of a guest, [`vm`] and [`network_card`] traffic between guests, [`kvm`]
 //! traffic between guests under KVM, [`host_adapter`] the adapter of a host. [`paired`] compares two builds of this
-//! program by these figures. [`published`] draws the chart of the documents.
+//! program by these figures. [`published`] generates the figures of the documents.
 
 mod chart;
 mod daemon;
@@ -74,7 +74,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     if !options.no_vm && wanted("vm") {
         figures.extend(vm::measure(runs)?);
     }
-    if !options.no_vm && wanted("sweep") {
+    if !options.no_vm && (wanted("sweep") || wanted("guest-sweep")) {
         figures.extend(vm::sweep(runs)?);
     }
     if !options.no_vm && wanted("card") {

@@ -108,7 +108,7 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
         let mut time = [0.0; 3];
         for (way, address) in ways.into_iter().enumerate() {
             let again;
-            (speed[way], again) = stream(&pair, address).with_context(|| pair.diagnosis())?;
+            (speed[way], again) = stream(&pair, address, "").with_context(|| pair.diagnosis())?;
             time[way] = ping(&pair, address)?;
             eprintln!(
                 "{address}, run {}: {:.3} Gb/s, {again} segments retransmitted, ping {:.0} us",
@@ -140,11 +140,13 @@ fn address(number: usize, end: usize) -> Ipv4Addr {
     Ipv4Addr::new(192, 168, 81 + last(number), 1 + last(end))
 }
 
-/// Returns the Gb/s from guest a to an address of guest b, and the number of retransmitted segments.
-fn stream(pair: &Pair, address: Ipv4Addr) -> Result<(f64, f64)> {
+/// Returns the Gb/s from guest a to an address of guest b, and the number of retransmitted segments. The options are
+/// those of `iperf3`.
+pub(super) fn stream(pair: &Pair, address: Ipv4Addr, options: &str) -> Result<(f64, f64)> {
     let server = pair.b().spawn(&format!("iperf3 -s -1 -p {PORT}"))?;
     pair.b().wait_until(&listens(PORT), PATIENCE)?;
-    let text = pair.a().spawn(&format!("iperf3 -c {address} -p {PORT} -t {SECONDS} -J"))?.wait_success(PATIENCE)?;
+    let client = format!("iperf3 -c {address} -p {PORT} -t {SECONDS} -J {options}");
+    let text = pair.a().spawn(&client)?.wait_success(PATIENCE)?;
     server.wait_success(PATIENCE)?;
     let report: serde_json::Value = serde_json::from_str(&text).with_context(|| format!("no JSON:\n{text}"))?;
     let number = |path: &str| {

@@ -1,10 +1,23 @@
-//! The published figures: the table of docs/figures.md, from which the chart is drawn and which the README quotes.
+//! The published figures. `docs/results.json` has all of them, each with its commit and date; the table of
+//! docs/figures.md and the pictures are generated from it.
 
+use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
 
-use super::chart::{self, Bar};
+use super::chart::{self, Bar, Curve, GREEN, GREY, ORANGE};
+
+/// Markers around the generated table.
+const MARKERS: [&str; 2] = ["<!-- figures:begin -->\n", "<!-- figures:end -->\n"];
+
+/// Curves of the picture: the name, colour, prefix of the figures, and whether the baseline is drawn.
+const CURVES: [(&str, chart::Colour, &str, bool); 3] = [
+    ("PVRDMA device", GREEN, "vm/size-", false),
+    ("TCP, iperf3", ORANGE, "vm/tcp-size-", true),
+    ("rdma_rxe", GREY, "vm/size-", true),
+];
 
 /// Rows of the chart, by the beginning of the title and, if that is not unique, of the baseline.
 const CHARTED: [(&str, &str); 13] = [
@@ -23,44 +36,125 @@ const CHARTED: [(&str, &str); 13] = [
     ("send and receive of 64 bytes over that wire", ""),
 ];
 
+/// Contents of `docs/results.json`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Results {
+    /// Machine of the rows of the table.
+    machine: String,
+    table: Vec<Row>,
+    /// Output of `bench`, as its JSON.
+    measurements: Vec<Measured>,
+}
+
 /// A row of the table.
-#[derive(Debug)]
-struct Row<'a> {
-    title: &'a str,
-    value: &'a str,
-    baseline: &'a str,
-    ratio: &'a str,
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    title: String,
+    value: String,
+    baseline: String,
+    ratio: String,
+    runs: String,
+    /// Commit that recorded the figure.
+    commit: String,
+    /// Day of that commit.
+    date: String,
 }
 
-/// Returns the rows of the first table whose header begins with `measured`.
-fn rows(document: &str) -> Vec<Row<'_>> {
-    let table = document.lines().skip_while(|line| !line.starts_with("| measured |"));
-    let row = |line| {
-        let mut cells = str::split(line, '|').skip(1).map(str::trim);
-        Some(Row { title: cells.next()?, value: cells.next()?, baseline: cells.next()?, ratio: cells.next()? })
-    };
-    table.skip(2).take_while(|line| line.starts_with('|')).filter_map(row).collect()
+/// A run of `bench`.
+#[derive(Debug, Deserialize)]
+struct Measured {
+    commit: String,
+    date: String,
+    processor: String,
+    cpus: usize,
+    figures: Vec<Figure>,
 }
 
-/// Returns the chart of a document's table.
-fn picture(document: &str) -> Result<String> {
-    let rows = rows(document);
-    let bar = |(title, baseline): (&str, &str)| -> Result<Bar> {
-        let found = rows.iter().find(|row| row.title.starts_with(title) && row.baseline.starts_with(baseline));
-        let row = found.with_context(|| format!("no figure is called {title:?}"))?;
-        let ratio = row.ratio.parse().with_context(|| format!("{title:?} has no single ratio"))?;
-        ensure!(f64::is_normal(ratio), "{title:?} has the ratio {ratio}");
-        let value = row.value.split(',').next().unwrap_or_default();
-        Ok(Bar { title: row.title.to_owned(), value: format!("{value} ({}x)", row.ratio), ratio })
-    };
-    chart::draw_bars(&CHARTED.into_iter().map(bar).collect::<Result<Vec<_>>>()?)
+/// A figure of such a run.
+#[derive(Debug, Deserialize)]
+struct Figure {
+    name: String,
+    value: f64,
+    baseline: f64,
 }
 
-/// Draws the chart beside the table, in the folder of the documents.
+impl Results {
+    fn read(documents: &Path) -> Result<Self> {
+        let path = documents.join("results.json");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_str(&text).with_context(|| path.display().to_string())
+    }
+
+    /// Returns the table, in Markdown.
+    fn table(&self) -> String {
+        let mut text = format!(
+            "Measured on {}.\nThe last column has the commit that recorded the figure.\n\n\
+             | measured | our device | compared with | ratio | runs | recorded |\n| --- | --- | --- | --- | --- | --- |\n",
+            self.machine
+        );
+        for Row { title, value, baseline, ratio, runs, commit, date } in &self.table {
+            let _ = writeln!(text, "| {title} | {value} | {baseline} | {ratio} | {runs} | {commit}, {date} |");
+        }
+        text
+    }
+
+    /// Returns the chart of ratios in the table.
+    fn ratios(&self) -> Result<String> {
+        let bar = |(title, baseline): (&str, &str)| -> Result<Bar> {
+            let is_it = |row: &&Row| row.title.starts_with(title) && row.baseline.starts_with(baseline);
+            let row = self.table.iter().find(is_it).with_context(|| format!("no figure is called {title:?}"))?;
+            let ratio = row.ratio.parse().with_context(|| format!("{title:?} has no single ratio"))?;
+            ensure!(f64::is_normal(ratio), "{title:?} has the ratio {ratio}");
+            let value = row.value.split(',').next().unwrap_or_default();
+            Ok(Bar { title: row.title.clone(), value: format!("{value} ({}x)", row.ratio), ratio })
+        };
+        chart::draw_bars(&CHARTED.into_iter().map(bar).collect::<Result<Vec<_>>>()?)
+    }
+
+    /// Returns the picture: bandwidth by size of a write, between guests. `None` if no measurement has it.
+    fn picture(&self) -> Result<Option<String>> {
+        let run = self.measurements.iter().find(|run| run.figures.iter().any(|it| it.name.starts_with("vm/tcp-size-")));
+        let Some(run) = run else { return Ok(None) };
+        let curve = |(name, colour, prefix, baseline): (&str, _, &str, bool)| -> Result<Curve> {
+            let at = |figure: &Figure| {
+                let size = figure.name.strip_prefix(prefix)?.parse().ok()?;
+                Some((size, if baseline { figure.baseline } else { figure.value }))
+            };
+            let mut points: Vec<_> = run.figures.iter().filter_map(at).collect();
+            points.sort_by(|(a, _), (b, _)| f64::total_cmp(a, b));
+            ensure!(points.len() > 2, "{name} has {} points", points.len());
+            Ok((name.to_owned(), colour, points))
+        };
+        let curves = CURVES.into_iter().map(curve).collect::<Result<Vec<_>>>()?;
+        let Measured { commit, date, processor, cpus, .. } = run;
+        chart::bandwidth(&curves, &format!("{date}, commit {commit}, {cpus} cores, {processor}; emulated guests"))
+            .map(Some)
+    }
+}
+
+/// Replaces the table of a document.
+fn with_table(document: &str, table: &str) -> Result<String> {
+    let [begin, end] = MARKERS;
+    let (before, rest) = document.split_once(begin).context("no marker before the table")?;
+    let (_, after) = rest.split_once(end).context("no marker after the table")?;
+    Ok(format!("{before}{begin}\n{table}\n{end}{after}"))
+}
+
+/// Generates the table and the pictures, in the folder of the documents.
 pub(crate) fn draw(documents: &Path) -> Result<()> {
-    let (table, chart) = (documents.join("figures.md"), documents.join("figures.svg"));
-    let table = std::fs::read_to_string(&table).with_context(|| format!("cannot read {}", table.display()))?;
-    std::fs::write(&chart, picture(&table)?).with_context(|| format!("cannot write {}", chart.display()))
+    let results = Results::read(documents)?;
+    let (page, picture) = (documents.join("figures.md"), documents.join("bandwidth.svg"));
+    let text = std::fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
+    let text = with_table(&text, &results.table())?;
+    std::fs::write(&page, text).with_context(|| format!("cannot write {}", page.display()))?;
+    let chart = documents.join("figures.svg");
+    std::fs::write(&chart, results.ratios()?).with_context(|| format!("cannot write {}", chart.display()))?;
+    match results.picture()? {
+        Some(text) => std::fs::write(&picture, text).with_context(|| format!("cannot write {}", picture.display())),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -73,26 +167,56 @@ mod tests {
         std::fs::read_to_string(crate::daemon::workspace_manifest().unwrap().with_file_name(path)).unwrap()
     }
 
-    #[test]
-    fn the_chart_is_that_of_the_table() {
-        let drawn = picture(&read("docs/figures.md")).unwrap();
-        assert!(drawn == read("docs/figures.svg"), "the table changed: `guest-tests published` draws the chart anew");
+    fn results() -> Results {
+        Results::read(&crate::daemon::workspace_manifest().unwrap().with_file_name("docs")).unwrap()
     }
 
     #[test]
-    fn the_readme_quotes_the_table() {
-        let (readme, figures) = (read("README.md"), read("docs/figures.md"));
-        let (quoted, rows) = (rows(&readme), rows(&figures));
+    fn table_and_picture_are_those_of_the_results() {
+        if std::env::var_os("WRITE_DOCUMENTS").is_some() {
+            draw(&crate::daemon::workspace_manifest().unwrap().with_file_name("docs")).unwrap();
+        }
+        let (results, page) = (results(), read("docs/figures.md"));
+        assert!(results.table.len() > 50);
+        assert!(with_table(&page, &results.table()).unwrap() == page, "`guest-tests published` writes the table anew");
+        assert!(results.ratios().unwrap() == read("docs/figures.svg"), "`guest-tests published` draws it anew");
+        // A link to a picture that does not exist would be found by the checks of the documents.
+        let Some(picture) = results.picture().unwrap() else { return };
+        assert!(picture == read("docs/bandwidth.svg"), "`guest-tests published` draws it anew");
+        assert!(read("README.md").contains("(docs/bandwidth.svg)"), "README's picture is the older chart");
+    }
+
+    /// Each figure has its commit and date.
+    #[test]
+    fn the_origin_of_each_figure_is_known() {
+        let results = results();
+        let rows = results.table.iter().map(|row| (&row.commit, &row.date));
+        for (commit, date) in rows.chain(results.measurements.iter().map(|run| (&run.commit, &run.date))) {
+            let is_commit = commit.len() >= 8 && commit.bytes().all(|digit| digit.is_ascii_hexdigit());
+            assert!(is_commit, "{commit} is no commit");
+            assert!(date.parse::<jiff::civil::Date>().is_ok(), "{date} is no date");
+        }
+    }
+
+    #[test]
+    fn the_readme_quotes_the_results() {
+        let (readme, results) = (read("README.md"), results());
+        let table = readme.lines().skip_while(|line| !line.starts_with("| measured |")).skip(2);
+        let quoted: Vec<Vec<_>> = table
+            .take_while(|line| line.starts_with('|'))
+            .map(|line| line.split('|').skip(1).map(str::trim).collect())
+            .collect();
         assert!(quoted.len() >= 5, "{quoted:?}");
         // The README may compare the same number with a baseline of another name.
         let number = |text: &str| text.rsplit(": ").next().unwrap_or_default().split(',').next().map(str::to_owned);
         for quote in &quoted {
-            let is_quoted = |row: &&Row<'_>| {
-                row.value.split(',').next() == Some(quote.value)
-                    && row.ratio == quote.ratio
-                    && number(row.baseline) == number(quote.baseline)
+            let [_, value, baseline, ratio, _] = quote[..] else { panic!("{quote:?}") };
+            let is_quoted = |row: &&Row| {
+                row.value.split(',').next() == Some(value)
+                    && row.ratio == ratio
+                    && number(&row.baseline) == number(baseline)
             };
-            assert!(rows.iter().find(is_quoted).is_some(), "docs/figures.md has no such row: {quote:?}");
+            assert!(results.table.iter().find(is_quoted).is_some(), "docs/results.json has no such row: {quote:?}");
         }
     }
 

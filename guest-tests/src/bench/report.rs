@@ -26,6 +26,8 @@ impl Machine {
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) commit: String,
+    /// Day of the measurement, in UTC.
+    pub(super) date: String,
     #[serde(flatten)]
     pub(super) machine: Machine,
     pub(super) figures: Vec<Figure>,
@@ -38,7 +40,14 @@ pub(super) struct Report {
 impl Report {
     /// Creates the report of this machine and of the current commit.
     pub(super) fn new(figures: Vec<Figure>, distributions: Vec<Distribution>, skipped: Vec<String>) -> Self {
-        Self { commit: commit(), machine: Machine::this(), figures, distributions, skipped }
+        Self {
+            commit: commit(),
+            date: jiff::Timestamp::now().strftime("%F").to_string(),
+            machine: Machine::this(),
+            figures,
+            distributions,
+            skipped,
+        }
     }
 }
 

@@ -26,8 +26,8 @@ fn package(image: &GuestImage) -> Result<String> {
     }
     let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
     let folder = directory.path().join("package");
-    let package = build(&folder, &[])?;
-    let newer = build(&folder, &["--deb-revision", "2"])?;
+    let package = build(&folder, "1")?;
+    let newer = build(&folder, "2")?;
     let driver = build_driver(&folder)?;
     let system = SystemdDisk::build(image)?;
     for package in [&package, &driver] {
@@ -77,18 +77,28 @@ fn packaging() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../pvrdmad/packaging")
 }
 
-/// Builds the package into `folder` as the document says, because another profile would build another program.
-fn build(folder: &Path, options: &[&str]) -> Result<PathBuf> {
+/// Builds a revision of the package below `folder` as the document says, because another profile would build another
+/// program.
+fn build(folder: &Path, revision: &str) -> Result<PathBuf> {
     let quiet = |command: &mut Command| command.stdin(Stdio::null()).output();
-    if !quiet(Command::new("cargo").args(["deb", "--version"])).is_ok_and(|output| output.status.success()) {
-        return Err(skip("needs cargo-deb: cargo install --locked cargo-deb@3.8.0"));
+    for (tool, version) in [("deb", "3.8.0"), ("auditable", "0.7.7")] {
+        if !quiet(Command::new("cargo").args([tool, "--version"])).is_ok_and(|output| output.status.success()) {
+            return Err(skip(format!("needs cargo-{tool}: cargo install --locked cargo-{tool}@{version}")));
+        }
     }
     let own = std::env::current_exe().context("cannot find this program")?;
     let programs = own.parent().context("this program is nowhere")?;
     let mut command = Command::new(packaging().join("build"));
-    command.arg(folder.join("")).args(options).env_remove("PROFILE");
+    command.arg(folder).args(["--deb-revision", revision]).env_remove("PROFILE").env("PARTS", "deb");
     command.env("CARGO_TARGET_DIR", programs.parent().context("this program lies in no target directory")?);
-    made_in(folder, &mut command)
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {command:?}"))?;
+    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let mut files = std::fs::read_dir(folder).context("no folder was made")?;
+    let is_package = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("pvrdmad_") && name.contains(&format!("-{revision}_")) && name.ends_with(".deb")
+    };
+    files.find_map(|entry| entry.ok().map(|entry| entry.path()).filter(is_package)).context("no package was built")
 }
 
 /// Checks the package with Debian's lintian.

@@ -6,12 +6,13 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use pvrdma_dev::{LimitStatus, ObjectKind};
 use pvrdma_vfio_user_server::socket::user;
-use rustix::net::RecvFlags;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::geteuid;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -34,6 +35,15 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// No daemon answers, or its answer is invalid.
 pub fn ask_status(path: &Path, describe: bool) -> Result<DaemonStatus> {
     ask(path, &Request::Status { describe }).map(|(_, status)| status)
+}
+
+/// Asks likewise, but gives up after `patience` in all, whatever the daemon does.
+///
+/// # Errors
+/// No daemon answers in time, or its answer is invalid.
+pub fn ask_status_within(path: &Path, patience: Duration) -> Result<DaemonStatus> {
+    let deadline = Instant::now().checked_add(patience);
+    ask_until(path, &Request::Status { describe: false }, deadline).map(|(_, status)| status)
 }
 
 /// Asks a running daemon for the objects of a device.
@@ -147,12 +157,20 @@ fn printable_words(words: BTreeMap<String, String>) -> BTreeMap<String, String> 
 
 /// Sends a call, and returns its result with the connection.
 pub(crate) fn ask<T: DeserializeOwned>(path: &Path, request: &Request) -> Result<(UnixStream, T)> {
+    ask_until(path, request, None)
+}
+
+/// Asks likewise, up to a deadline.
+fn ask_until<T: DeserializeOwned>(
+    path: &Path,
+    request: &Request,
+    deadline: Option<Instant>,
+) -> Result<(UnixStream, T)> {
     let ask = || -> Result<(UnixStream, T)> {
-        let stream = UnixStream::connect(path).map_err(|error| unreachable(path, error))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        let stream = connect(path, remaining(deadline)?).map_err(|error| unreachable(path, error))?;
+        stream.set_write_timeout(Some(remaining(deadline)?))?;
         (&stream).write_all(&json_rpc::call(request)?)?;
-        let answer = read_line(&stream)?;
+        let answer = read_line(&stream, deadline)?;
         if answer.is_empty() {
             bail!(
                 "the connection ended without an answer: root may ask, the daemon's user, and the control socket's \
@@ -171,6 +189,20 @@ pub(crate) fn ask<T: DeserializeOwned>(path: &Path, request: &Request) -> Result
     ask().with_context(|| path.display().to_string())
 }
 
+/// Returns the time for which the next operation may wait.
+fn remaining(deadline: Option<Instant>) -> io::Result<Duration> {
+    let left = deadline.map_or(PATIENCE, |deadline| deadline.saturating_duration_since(Instant::now()));
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// Connects to a socket. Waits while too many connections wait for a daemon that does not accept them.
+fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
 /// Explains why no daemon can be reached.
 fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
     match (error.kind(), fs::metadata(path)) {
@@ -185,9 +217,10 @@ fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
 }
 
 /// Reads up to the end of a line and leaves the following data in the socket, because it may be a capture.
-fn read_line(mut stream: &UnixStream) -> Result<Vec<u8>> {
+fn read_line(mut stream: &UnixStream, deadline: Option<Instant>) -> Result<Vec<u8>> {
     let (mut line, mut chunk) = (Vec::new(), [0; 1 << 16]);
     while line.len() < MAX_RESPONSE {
+        stream.set_read_timeout(Some(remaining(deadline)?))?;
         // With a timeout, the call is interrupted when this process is stopped and continued: signal(7).
         let (seen, _) = rustix::io::retry_on_intr(|| rustix::net::recv(stream, &mut chunk[..], RecvFlags::PEEK))?;
         let seen = chunk.get_mut(..seen).unwrap_or_default();
@@ -204,7 +237,31 @@ fn read_line(mut stream: &UnixStream) -> Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
     use super::*;
+
+    /// A daemon that does not accept connections, or sends an answer without an end, is given up.
+    #[test]
+    fn a_daemon_that_hangs() {
+        let folder = tempfile::tempdir().unwrap();
+        let (full, endless) = (folder.path().join("full"), folder.path().join("endless"));
+        let ask = |path: &Path| ask_status_within(path, Duration::from_millis(20)).map(drop);
+        let listener = UnixListener::bind(&full).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let _waits = UnixStream::connect(&full).unwrap();
+        assert!(ask(&full).is_err());
+
+        let listener = UnixListener::bind(&endless).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut client, _) = listener.accept().unwrap();
+                while client.write_all(b" ").is_ok() {}
+            });
+            assert!(ask(&endless).is_err());
+        });
+    }
 
     /// A user without access is told who owns the socket.
     #[test]

@@ -27,7 +27,8 @@ use serde_json::Value;
 
 pub(crate) use self::client::{ask, start_replacing};
 pub use self::client::{
-    ask_objects, ask_status, ask_traffic, change, limits, share, start_capture, start_events, upgrade,
+    ask_objects, ask_status, ask_status_within, ask_traffic, change, limits, share, start_capture, start_events,
+    upgrade,
 };
 use pvrdma_vfio_user_server::socket::SocketFile;
 

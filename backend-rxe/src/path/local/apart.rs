@@ -21,12 +21,11 @@ use super::rc::{Exchange, Step, Target, refused};
 use super::route::LocalRoute;
 use crate::budget::Budget;
 use crate::capture::local::{Answering, ConnectionTrace};
-use crate::counters::{Counters, Tally};
+use crate::counters::Tally;
 use crate::gid::BoundGid;
 use crate::path::directory::Generations;
 use crate::qp::Qp;
 use crate::qp::contact::Connection;
-use crate::qp::error_cause::ErrorCause;
 use crate::qp::requester::{Progress, Requester, begin_request};
 use crate::sg::{Memory, MemoryGuard};
 use crate::task::Run;
@@ -347,8 +346,7 @@ impl ApartStep<'_> {
     /// Reports requests that have ended, as [`super::rc::run`] does.
     fn publish(&mut self, own: Memory<'_>, published: Option<usize>) -> Run {
         if !self.requester.publish(self.qp, own.view, published) {
-            Counters::bump(&self.qp.adapter.counters.request_errors);
-            self.qp.state.enter_error(ErrorCause::Requester);
+            self.qp.fail_lost_receive();
         }
         Run::Again
     }

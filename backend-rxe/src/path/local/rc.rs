@@ -20,11 +20,10 @@ use super::route::LocalRoute;
 use crate::budget::Budget;
 use crate::capture::StepOutcome;
 use crate::capture::local::{Answering, ConnectionTrace, refusal};
-use crate::counters::{Counters, Tally};
+use crate::counters::Tally;
 use crate::gid::BoundGid;
 use crate::qp::Qp;
 use crate::qp::contact::Connection;
-use crate::qp::error_cause::ErrorCause;
 use crate::qp::requester::{Progress, Requester, begin_request};
 use crate::qp::responder::{Responder, check_remote, execute_atomic, remote_list, remote_sge};
 use crate::sg::{FaultyList, Memory, MemoryGuard};
@@ -116,8 +115,7 @@ pub(crate) fn run(mut batch: LocalBatch<'_>) -> Option<Run> {
     drop(target);
     let LocalBatch { qp, requester, .. } = batch;
     if !published {
-        Counters::bump(&qp.adapter.counters.request_errors);
-        qp.state.enter_error(ErrorCause::Requester);
+        qp.fail_lost_receive();
         return Some(Run::Again);
     }
     match end {
