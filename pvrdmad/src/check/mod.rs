@@ -1,5 +1,6 @@
 //! Checks that the resources of a configuration are available on this host, without opening them.
 
+mod bridge;
 mod finding;
 pub mod vms;
 
@@ -170,7 +171,11 @@ fn look_at_network(network: &Network, report: &mut Report) {
     let uplink = network.uplink.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string);
     report.say(format!("{name}: uplink {uplink}, mtu {}", network.mtu));
     if let Some(link) = &network.uplink {
-        look_at_link(&Subject { name: &name, key: "uplink" }, link, report);
+        let subject = Subject { name: &name, key: "uplink" };
+        look_at_link(&subject, link, report);
+        if let LinkSpec::Tap(interface) | LinkSpec::AfPacket(interface) = link {
+            bridge::look(&subject, Path::new(INTERFACES), interface.as_str(), network.mtu, report);
+        }
     }
     for device in &network.devices {
         look_at_device(device, report);
