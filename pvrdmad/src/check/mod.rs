@@ -16,6 +16,7 @@ use pvrdma_ether_link::tls::{TlsKeys, TlsRole};
 use pvrdma_verbs::OtherAddresses;
 use pvrdma_vfio_user_server::socket::{SocketAccess, SocketError, SocketFile};
 
+use self::finding::DAEMON;
 pub use self::finding::{Finding, Findings, Severity};
 use crate::config::{BackendSpec, Config, Device, Isolate, MetricsAddress, Network, Pin, SocketPlace};
 use crate::rlimits::{self, Shortage};
@@ -37,9 +38,6 @@ struct Subject<'a> {
     name: &'a str,
     key: &'a str,
 }
-
-/// Subject of the keys outside of devices and networks.
-const DAEMON: &str = "daemon";
 
 impl Report {
     /// Renders a line for each resource, then the problems.
