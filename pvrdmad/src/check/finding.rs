@@ -5,7 +5,6 @@ use std::fmt::Write;
 use anyhow::{Result, bail};
 use serde::Serialize;
 
-use super::DAEMON;
 use crate::config::ConfigError;
 
 /// Effect of a finding.
@@ -59,6 +58,8 @@ impl Finding {
     }
 }
 
+/// Subject of findings about keys outside of devices and networks.
+pub(super) const DAEMON: &str = "daemon";
 /// Subject of findings about the configuration file as a whole.
 const FILE: &str = "configuration file";
 

@@ -1,5 +1,6 @@
 //! Checks that the resources of a configuration are available on this host, without opening them.
 
+mod bridge;
 mod finding;
 pub mod vms;
 
@@ -15,6 +16,7 @@ use pvrdma_ether_link::tls::{TlsKeys, TlsRole};
 use pvrdma_verbs::OtherAddresses;
 use pvrdma_vfio_user_server::socket::{SocketAccess, SocketError, SocketFile};
 
+use self::finding::DAEMON;
 pub use self::finding::{Finding, Findings, Severity};
 use crate::config::{BackendSpec, Config, Device, Isolate, MetricsAddress, Network, Pin, SocketPlace};
 use crate::rlimits::{self, Shortage};
@@ -36,9 +38,6 @@ struct Subject<'a> {
     name: &'a str,
     key: &'a str,
 }
-
-/// Subject of the keys outside of devices and networks.
-const DAEMON: &str = "daemon";
 
 impl Report {
     /// Renders a line for each resource, then the problems.
@@ -170,7 +169,11 @@ fn look_at_network(network: &Network, report: &mut Report) {
     let uplink = network.uplink.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string);
     report.say(format!("{name}: uplink {uplink}, mtu {}", network.mtu));
     if let Some(link) = &network.uplink {
-        look_at_link(&Subject { name: &name, key: "uplink" }, link, report);
+        let subject = Subject { name: &name, key: "uplink" };
+        look_at_link(&subject, link, report);
+        if let LinkSpec::Tap(interface) | LinkSpec::AfPacket(interface) = link {
+            bridge::look(&subject, Path::new(INTERFACES), interface.as_str(), network.mtu, report);
+        }
     }
     for device in &network.devices {
         look_at_device(device, report);
