@@ -13,8 +13,6 @@ use serde::{Deserialize, Serialize};
 
 use super::rule::{Fault, FaultRule, Site, Trigger};
 
-/// Highest number of rules of a device.
-const MAX_RULES: usize = 64;
 /// Highest number of keys that one rule revokes.
 const MAX_KEYS: usize = 1024;
 
@@ -138,12 +136,15 @@ impl FaultPoints {
 pub struct DeviceFaults(pub(crate) Arc<FaultPoint>);
 
 impl DeviceFaults {
+    /// Highest number of rules of a device.
+    pub const MAX_RULES: usize = 64;
+
     /// Replaces the rules. All counts begin anew, and revoked keys become valid again.
     ///
     /// # Errors
     /// There are too many rules; nothing has changed then.
     pub fn set(&self, rules: &[FaultRule]) -> Result<(), VerbsError> {
-        if rules.len() > MAX_RULES {
+        if rules.len() > Self::MAX_RULES {
             return Err(VerbsError::Exhausted("faults of this device"));
         }
         let mut armed = self.0.armed.lock();
@@ -234,8 +235,8 @@ mod tests {
         let rule = FaultRule::new(Fault::Loss);
         let points = FaultPoints::default();
         let faults = DeviceFaults(points.of(MacAddr([2; 6])));
-        assert!(faults.set(&[rule; MAX_RULES + 1]).is_err());
-        faults.set(&[rule; MAX_RULES]).unwrap();
+        assert!(faults.set(&[rule; DeviceFaults::MAX_RULES + 1]).is_err());
+        faults.set(&[rule; DeviceFaults::MAX_RULES]).unwrap();
         let point = points.of(MacAddr([2; 6]));
         assert!(point.is_active());
         drop(faults);
