@@ -1,3 +1,4 @@
+// Long: one file has every request that the supervisor answers.
 //! Supervisor: opens sockets and starts workers. It holds the privileges, and touches neither guest memory nor data
 //! that guests send.
 //!

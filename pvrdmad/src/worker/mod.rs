@@ -218,6 +218,7 @@ impl Worker {
         arrivals.start()
     }
 
+    // Long: the surroundings of a device, part by part.
     fn serve(&self, device: Expected, mut arrivals: Option<&mut Arrivals>) -> Result<()> {
         let Expected { device, link, doorbells, kept, fds } = device;
         let name = device.config.name.clone();
