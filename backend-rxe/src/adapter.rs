@@ -16,6 +16,7 @@ use crate::capture::{Captures, Point};
 use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::failures::FailureObserver;
+use crate::faults::FaultPoint;
 use crate::flows::FlowTable;
 use crate::gid::{BoundGid, GidTable};
 use crate::mr::MrTables;
@@ -60,6 +61,8 @@ pub(crate) struct Adapter {
     pub(crate) flows: Arc<FlowTable>,
     /// Observer of failed queue pairs.
     pub(crate) failures: Arc<FailureObserver>,
+    /// Faults on request.
+    pub(crate) faults: Arc<FaultPoint>,
 }
 
 impl fmt::Debug for Adapter {
@@ -79,7 +82,7 @@ impl Adapter {
         engine: Arc<Engine>,
         share: Arc<Share>,
         captures: Arc<Captures>,
-        (flows, failures): (Arc<FlowTable>, Arc<FailureObserver>),
+        (flows, failures, faults): (Arc<FlowTable>, Arc<FailureObserver>, Arc<FaultPoint>),
         marking: EgressMarking,
     ) -> io::Result<Self> {
         Ok(Self {
@@ -104,6 +107,7 @@ impl Adapter {
             counters: Counters::default(),
             flows,
             failures,
+            faults,
         })
     }
 

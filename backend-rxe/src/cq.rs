@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::adapter::Adapter;
 use crate::counters::Counters;
+use crate::faults::Site;
 use crate::qp::error_cause::ErrorCause;
 use crate::qp::state::StateCell;
 use crate::quota::Permit;
@@ -76,6 +77,11 @@ impl Cq {
             qp.enter_error(ErrorCause::CqOverrun);
             return Err(CqOverrun);
         }
+        if self.adapter.faults.is_active() && self.room(qp, 1) == 0 {
+            self.sink.overrun(view);
+            self.overrun();
+            return Err(CqOverrun);
+        }
         self.sink.complete(view, completion).inspect_err(|_| self.overrun())
     }
 
@@ -86,11 +92,22 @@ impl Cq {
             qp.enter_error(ErrorCause::CqOverrun);
             return 0;
         }
-        let published = self.sink.complete_all(view, completions);
+        let room = if self.adapter.faults.is_active() { self.room(qp, completions.len()) } else { usize::MAX };
+        let published = self.sink.complete_all(view, completions.get(..room).unwrap_or(completions));
+        if room < completions.len() && published == room {
+            self.sink.overrun(view);
+        }
         if published < completions.len() {
             self.overrun();
         }
         published
+    }
+
+    /// Returns the number of `count` entries of `qp` that fit before a requested fault fills the queue.
+    #[cold]
+    fn room(&self, qp: &StateCell, count: usize) -> usize {
+        let full = |_: &usize| self.adapter.faults.at(Site::Completion, qp.id).is_some();
+        (0..count).find(full).unwrap_or(count)
     }
 
     #[cold]

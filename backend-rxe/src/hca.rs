@@ -78,9 +78,10 @@ impl RxeHca {
         let marking = port.as_ref().map(|port| port.marks()).unwrap_or_default();
         let (engine, captures) = (Arc::clone(&shared.engine), Arc::clone(&shared.captures));
         let share = shared.shares.of(context.mac);
-        let (flows, failures) = (shared.flows.of(context.mac), shared.failures.of(context.mac));
+        let (mac, flows) = (context.mac, shared.flows.of(context.mac));
+        let observed = (flows, shared.failures.of(mac), shared.faults.of(mac));
         shared.addresses.join(context.mac, &context.rules.addresses);
-        let node = Node::new(Adapter::new(id, context, engine, share, captures, (flows, failures), marking)?);
+        let node = Node::new(Adapter::new(id, context, engine, share, captures, observed, marking)?);
         let directory = Arc::clone(&shared.directory);
         if let Some(port) = &port {
             let sources = || Sources::new(Arc::clone(&directory), Arc::clone(&shared.addresses), shared.local);

@@ -27,6 +27,7 @@
 //! | `engine`, `ready_queue`, `task`, `timer` | workers, and the tasks that they schedule |
 //! | `own_thread` | the thread of a device whose memory is slow |
 //! | `failures` | causes and observers of failed queue pairs |
+//! | `faults` | failures on request, for tests |
 //! | `flows` | traffic of a device, by peer and path |
 //! | `share` | shares of devices in the workers' time and in the bandwidth |
 //!
@@ -100,6 +101,7 @@ mod drive;
 mod engine;
 mod fabric;
 mod failures;
+pub mod faults;
 mod flows;
 mod gid;
 mod hca;

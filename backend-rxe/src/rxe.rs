@@ -15,6 +15,7 @@ use crate::budget::Budget;
 use crate::capture::{Capture, CaptureConfig, CaptureCounts};
 use crate::engine::{Engine, Workers};
 use crate::failures::{FailureObservers, ObservedFailures, QpFailure};
+use crate::faults::{DeviceFaults, FaultPoints};
 use crate::flows::{DeviceFlows, FlowTables};
 use crate::hca::RxeHca;
 use crate::moved::announcements;
@@ -124,6 +125,7 @@ impl Rxe {
             shares: Shares::default(),
             flows: FlowTables::default(),
             failures: FailureObservers::default(),
+            faults: FaultPoints::default(),
             captures: Arc::default(),
             next_adapter: AtomicU64::new(0),
             threaded: config.workers > 0,
@@ -186,6 +188,11 @@ impl Rxe {
     /// restarts of its driver.
     pub fn flows(&self, mac: MacAddr) -> DeviceFlows {
         DeviceFlows(self.0.flows.of(mac))
+    }
+
+    /// Returns the faults of the device with this MAC address, which has none at first.
+    pub fn faults(&self, mac: MacAddr) -> DeviceFaults {
+        DeviceFaults(self.0.faults.of(mac))
     }
 
     /// Calls `observer` for each failed queue pair of the device with this MAC address, until the result is dropped.

@@ -10,6 +10,7 @@ use crate::capture::Captures;
 use crate::drive::Endpoint;
 use crate::engine::{Engine, Workers};
 use crate::failures::FailureObservers;
+use crate::faults::FaultPoints;
 use crate::flows::FlowTables;
 use crate::path::directory::Directory;
 use crate::port::registry::Ports;
@@ -37,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) flows: FlowTables,
     /// Observers of failed queue pairs.
     pub(crate) failures: FailureObservers,
+    /// Faults of devices on request.
+    pub(crate) faults: FaultPoints,
     pub(crate) captures: Arc<Captures>,
     /// Number of the next adapter.
     pub(crate) next_adapter: AtomicU64,

@@ -100,6 +100,13 @@ impl Srq {
         self.ring.lock().broken = true;
     }
 
+    /// Treats the ring as invalid from now on, and reports that once.
+    pub(crate) fn break_off(&self, view: &DmaView<'_>) {
+        if !std::mem::replace(&mut self.ring.lock().broken, true) {
+            self.adapter.events.event(view, AsyncEvent::Srq(SrqEvent::Error, self.cookie));
+        }
+    }
+
     /// Returns a value that identifies the queue.
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()

@@ -198,6 +198,14 @@ impl Daemon {
         self.ask(&["add", &device.to_string()]).map(drop)
     }
 
+    /// Sets the faults of devices that a file lists.
+    ///
+    /// # Errors
+    /// The file is invalid, or the daemon refuses.
+    pub fn set_faults(&self, file: &Path) -> Result<()> {
+        self.ask(&["fault", "--file", &file.to_string_lossy()]).map(drop)
+    }
+
     /// Takes the link of a device up or down.
     pub fn set_link(&self, device: &str, up: bool) -> Result<()> {
         self.ask(&["link", if up { "up" } else { "down" }, "--device", device]).map(drop)

@@ -12,7 +12,7 @@ use pvrdma_dev::{Limits, ObjectKind};
 use pvrdma_rxe::ShareConfig;
 
 use crate::config::{
-    BackendSpec, ConfigSpec, ControlSpec, DEFAULT_NETWORK, DeviceSpec, FaultWord, Isolate, LinkState, MetricsSpec,
+    BackendSpec, ConfigSpec, ControlSpec, DEFAULT_NETWORK, DeviceSpec, FaultArg, Isolate, LinkState, MetricsSpec,
     NetworkSpec, SandboxMode, Switch, change_share, help,
 };
 use crate::control_path;
@@ -59,7 +59,7 @@ pub enum Command {
     Limits(LimitsArgs),
     /// Shows or sets rates and weight of a device.
     Share(ShareArgs),
-    /// Injects faults on the uplink of a network, for tests.
+    /// Injects faults on an uplink or into connections of a device, for tests.
     Fault(FaultArgs),
     /// Replaces the processes of networks by the installed version while VMs continue to run.
     Upgrade(UpgradeArgs),
@@ -480,9 +480,15 @@ pub struct FaultArgs {
     /// Network with the uplink.
     #[arg(long, value_name = "NAME", default_value = DEFAULT_NETWORK)]
     pub network: String,
-    /// Rates of faults, as loss:0.01/reorder:0.001, or off.
-    #[arg(value_name = "FAULT:RATE/...|off")]
-    pub fault: FaultWord,
+    /// Device whose connections fail, in place of the uplink.
+    #[arg(long, value_name = "NAME", conflicts_with = "network")]
+    pub device: Option<String>,
+    /// File with faults of devices: a line for each, as vm0 loss/nth:5.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["network", "device", "faults"])]
+    pub file: Option<PathBuf>,
+    /// Rates for an uplink, as loss:0.01/reorder:0.001; faults of a device, as loss/nth:5; or off.
+    #[arg(value_name = "FAULT|off", required_unless_present = "file")]
+    pub faults: Vec<FaultArg>,
 }
 
 /// Arguments of `upgrade`.
@@ -584,8 +590,20 @@ mod tests {
         };
         assert_eq!(share.set[1], ("max-rate".to_owned(), "off".to_owned()));
         let Command::Fault(fault) = parse("pvrdmad fault loss:0.01/seed:7") else { panic!() };
-        assert_eq!((fault.network.as_str(), fault.fault.to_string().as_str()), ("default", "loss:0.01/seed:7"));
-        for wrong in ["share --device vm0 weight=0", "share --device vm0 x=1", "fault loss:2", "log-level loud"] {
+        assert_eq!((fault.network.as_str(), &fault.faults), ("default", &vec!["loss:0.01/seed:7".parse().unwrap()]));
+        let Command::Fault(fault) = parse("pvrdmad fault --device vm0 loss/nth:5 rnr/qp:0x12") else { panic!() };
+        assert_eq!((fault.device.as_deref(), fault.faults.len()), (Some("vm0"), 2));
+        let Command::Fault(fault) = parse("pvrdmad fault --file faults.txt") else { panic!() };
+        assert!(fault.file.is_some() && fault.faults.is_empty());
+        for wrong in [
+            "share --device vm0 weight=0",
+            "share --device vm0 x=1",
+            "fault loss:2",
+            "fault",
+            "fault --file f loss",
+            "fault --device a --network b off",
+            "log-level loud",
+        ] {
             let words = ["pvrdmad"].into_iter().chain(wrong.split(' '));
             assert!(Cli::try_parse_from(words).is_err(), "{wrong}");
         }

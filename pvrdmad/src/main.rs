@@ -1,6 +1,7 @@
 //! `pvrdmad`: see the library.
 
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,11 +19,11 @@ use pvrdmad::{
         vms::{self, Host},
     },
     cli::{
-        CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, FromVmxArgs, LimitsArgs, ServeArgs, ShareArgs, ShowArgs,
-        Shown, StandInArgs, StatusArgs, StatusFormat, UpgradeArgs, WorkerArgs, XmlArgs,
+        CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, FaultArgs, FromVmxArgs, LimitsArgs, ServeArgs, ShareArgs,
+        ShowArgs, Shown, StandInArgs, StatusArgs, StatusFormat, UpgradeArgs, WorkerArgs, XmlArgs,
     },
     complete,
-    config::{Config, ConfigError, ConfigSpec, Inherited, STANDARD_INPUT, SandboxMode, reference},
+    config::{Config, ConfigError, ConfigSpec, FaultArg, FaultFile, Inherited, STANDARD_INPUT, SandboxMode, reference},
     control, control_path,
     daemon::Daemon,
     doorbells, history, keeper,
@@ -58,9 +59,7 @@ fn main() -> ExitCode {
         }
         Some(Command::Limits(args)) => limits(args),
         Some(Command::Share(args)) => share(args),
-        Some(Command::Fault(args)) => {
-            change(&args.daemon, &Request::Fault { network: args.network, fault: args.fault })
-        }
+        Some(Command::Fault(args)) => fault(args),
         Some(Command::Upgrade(args)) => upgrade(&args),
         Some(Command::LogLevel(args)) => change(&args.daemon, &Request::LogLevel { level: args.level }),
         Some(Command::Events(args)) => history::events(&args, |line| print(&line)),
@@ -322,6 +321,29 @@ fn share(args: ShareArgs) -> Result<()> {
     let share = control::share(&args.of.daemon.control()?, &args.of.device, args.set.into_iter().collect())?;
     let lines = || share.iter().map(|(key, value)| format!("{key}={value}\n")).collect();
     print(&if args.json { serde_json::to_string_pretty(&share)? + "\n" } else { lines() })
+}
+
+/// Sets faults of an uplink, of a device, or of the devices in a file.
+fn fault(args: FaultArgs) -> Result<()> {
+    let FaultArgs { daemon, network, device, file, faults } = args;
+    let Some(path) = file else {
+        let request = match device {
+            Some(device) => FaultArg::of_device(&faults).map(|faults| Request::DeviceFaults { device, faults }),
+            None => FaultArg::of_uplink(&faults).map(|fault| Request::Fault { network, fault }),
+        };
+        return change(&daemon, &request.map_err(anyhow::Error::msg)?);
+    };
+    let mut text = String::new();
+    let read = File::open(&path).and_then(|file| file.take(FaultFile::MAX_LEN + 1).read_to_string(&mut text));
+    let FaultFile(devices) = read
+        .map_err(anyhow::Error::from)
+        .and_then(|_| text.parse().map_err(anyhow::Error::msg))
+        .with_context(|| path.display().to_string())?;
+    for (device, faults) in devices {
+        change(&daemon, &Request::DeviceFaults { device: device.clone(), faults })
+            .with_context(|| format!("device {device}"))?;
+    }
+    Ok(())
 }
 
 /// Upgrades networks, or checks that they can be upgraded, and prints the result for each. Fails if one of them failed.

@@ -16,6 +16,7 @@ mod pending_completions;
 pub(crate) mod requester;
 pub(crate) mod responder;
 pub(crate) mod saved;
+mod spoil;
 pub(crate) mod state;
 
 use std::fmt;
@@ -30,6 +31,7 @@ use serde::Serialize;
 
 use crate::adapter::Adapter;
 use crate::cq::Cq;
+use crate::faults::{Fault, Site};
 use crate::gid::BoundGid;
 use crate::srq::Srq;
 use crate::task::{Task, TaskInspect};
@@ -98,7 +100,7 @@ impl fmt::Debug for Qp {
 impl Qp {
     pub(crate) fn new(parts: QpParts, task: Arc<Task>, responder: Responder) -> Arc<Self> {
         let QpParts { adapter, qpn, qp_type, pd, cookie, signal_all, max_send_sge, send_cq, recv_cq, srq } = parts;
-        let state = StateCell::new(task);
+        let state = StateCell::new(task, (qp_type, qpn));
         send_cq.attach(qpn.get(), &state);
         recv_cq.attach(qpn.get(), &state);
         Arc::new(Self {
@@ -123,6 +125,12 @@ impl Qp {
     #[inline]
     pub(crate) fn state(&self) -> QpState {
         self.state.get()
+    }
+
+    /// Counts that the QP has reached a place where faults are requested. Returns the fault that happens there.
+    #[inline]
+    pub(crate) fn fault(&self, site: Site) -> Option<Fault> {
+        self.adapter.faults.at(site, self.state.id)
     }
 
     /// Returns the state of the QP for inspection.

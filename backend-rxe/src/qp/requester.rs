@@ -15,6 +15,7 @@ use super::epoch::Epoch;
 use super::flight::FlightEvent;
 use super::no_queue::NoQueue;
 use super::pending_completions::PendingCompletions;
+use super::spoil::spoil_request;
 use crate::counters::{Counters, Tally};
 use crate::flows::{LastFlow, Road};
 use crate::sg::{Memory, SgList};
@@ -130,6 +131,8 @@ pub(crate) struct Requester {
     /// Number of requests that succeeded, and of datagrams, since RESET, and the bytes in them.
     pub(super) moved: [u64; 2],
     pub(super) flow: LastFlow,
+    /// The request that was popped last was checked before, when its path was not known.
+    pub(crate) counted: bool,
 }
 
 impl Requester {
@@ -150,6 +153,7 @@ impl Requester {
             pending: PendingCompletions::default(),
             moved: [0; 2],
             flow: LastFlow::default(),
+            counted: false,
         }
     }
 
@@ -257,7 +261,8 @@ impl Requester {
 
     /// Moves the next request into `work`. Returns `false` if there is none.
     pub(crate) fn pop(&mut self, view: &DmaView<'_>, work: &mut SendWr) -> Result<bool, QueueError> {
-        if self.current.take().is_some() {
+        if let Some(progress) = self.current.take() {
+            self.counted = progress.checked;
             // Local delivery took the request from the ring before the peer turned out to be on the wire.
             std::mem::swap(work, &mut self.work);
             return Ok(true);
@@ -445,6 +450,24 @@ pub(crate) struct Begun {
 // Always inline: see `Requester::end_with_success`.
 #[inline(always)]
 pub(crate) fn begin_request(
+    qp: &Qp,
+    attrs: &QpAttrs,
+    work: &mut SendWr,
+    own: Memory<'_>,
+    tally: &mut Tally,
+) -> Result<Begun, WcStatus> {
+    if qp.adapter.faults.is_active() {
+        spoil_request(qp, work)?;
+    }
+    begin_counted_request(qp, attrs, work, own, tally)
+}
+
+/// As [`begin_request`], for a request that was counted for the faults of the device before.
+///
+/// # Errors
+/// The status that the request ends with.
+#[inline(always)]
+pub(crate) fn begin_counted_request(
     qp: &Qp,
     attrs: &QpAttrs,
     work: &mut SendWr,

@@ -1,3 +1,4 @@
+// Long: one file has the checks of a responder, which local delivery and the wire share.
 //! The responder half: takes receives, executes requests of the peer, and ends the QP after a refusal.
 //!
 //! This module does not depend on the path of a request: local delivery copies between two regions, and the transport
@@ -22,6 +23,7 @@ use super::flight::FlightEvent;
 use super::state::StateCell;
 use crate::budget::Budget;
 use crate::counters::{Counters, Tally};
+use crate::faults::Site;
 use crate::gid::BoundGid;
 use crate::sg::{FaultyList, Memory, SgList};
 use crate::ud_header::HEADER_LEN;
@@ -81,6 +83,8 @@ pub(crate) struct Responder {
     pub(super) established: bool,
     /// Identity of the connection whose requests it accepts.
     pub(crate) connection: Connection,
+    /// The last receive was not taken because of a requested fault.
+    pub(crate) withheld: bool,
     /// The last-WQE event was raised.
     pub(super) last_wqe_raised: bool,
     /// The GID of this QP's address vector, with the directory's generation at the lookup.
@@ -101,6 +105,7 @@ impl Responder {
             attrs: QpAttrs::default(),
             established: false,
             connection: Connection::default(),
+            withheld: false,
             last_wqe_raised: false,
             own_gid: None,
         }
@@ -177,6 +182,19 @@ impl Responder {
         if self.in_use {
             return Ok(());
         }
+        if qp.adapter.faults.is_active() {
+            return self.take_receive_with_faults(qp, view, waiter);
+        }
+        self.take_next_receive(qp, view, waiter)
+    }
+
+    #[inline]
+    pub(super) fn take_next_receive(
+        &mut self,
+        qp: &Qp,
+        view: &DmaView<'_>,
+        waiter: Option<&Arc<StateCell>>,
+    ) -> Result<(), NakReason> {
         match self.pop(qp, view, waiter) {
             Ok(true) => {}
             Ok(false) => return Err(NakReason::NotReady(self.attrs.min_rnr_timer)),
@@ -210,7 +228,7 @@ impl Responder {
         Ok(popped)
     }
 
-    fn broken_queue(&mut self, qp: &Qp, view: &DmaView<'_>, error: Option<QueueError>) -> NakReason {
+    pub(super) fn broken_queue(&mut self, qp: &Qp, view: &DmaView<'_>, error: Option<QueueError>) -> NakReason {
         self.broken = true;
         if let Some(error) = error {
             qp.adapter.log.warn(module_path!(), format_args!("receive queue of QP {}: {error}", qp.qpn));
@@ -251,8 +269,9 @@ impl Responder {
     /// Checks that the QP allows its peer this kind of access.
     #[inline]
     pub(crate) fn check_enabled(&mut self, qp: &Qp, view: &DmaView<'_>, need: Access) -> Result<(), NakReason> {
+        let forbidden = qp.fault(Site::Permission).is_some();
         let reads = need.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC);
-        if !self.attrs.access.contains(need) || reads && self.attrs.max_dest_rd_atomic == 0 {
+        if forbidden || !self.attrs.access.contains(need) || reads && self.attrs.max_dest_rd_atomic == 0 {
             return Err(self.refuse(qp, view, NakReason::InvalidRequest));
         }
         Ok(())
@@ -403,7 +422,7 @@ impl Responder {
     }
 
     /// Ends the receive in use with an error, and the QP with it.
-    fn fail_receive(&mut self, qp: &Qp, view: &DmaView<'_>, status: WcStatus, nak: NakReason) -> NakReason {
+    pub(super) fn fail_receive(&mut self, qp: &Qp, view: &DmaView<'_>, status: WcStatus, nak: NakReason) -> NakReason {
         Counters::bump(&qp.adapter.counters.refused_requests);
         self.end_receive(qp, view, status);
         qp.record(FlightEvent::Refused(nak));
@@ -462,7 +481,8 @@ pub(crate) fn check_remote(
     need: Access,
 ) -> Result<(), AccessError> {
     let allowed = length == 0 || memory.mrs.lookup(remote.rkey, qp.pd, remote.addr, length, need).is_some();
-    if allowed { Ok(()) } else { Err(AccessError) }
+    let revoked = length > 0 && qp.adapter.faults.at_key(qp.state.id, remote.rkey).is_some();
+    if allowed && !revoked { Ok(()) } else { Err(AccessError) }
 }
 
 /// Returns a range that a peer specifies as an SGE.

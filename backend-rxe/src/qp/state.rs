@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use pvrdma_handover::State;
-use pvrdma_verbs_types::QpState;
+use pvrdma_verbs_types::{QpState, QpType, Qpn};
 
 use super::error_cause::ErrorCause;
 use super::flight::FlightRecorder;
@@ -25,18 +25,21 @@ pub(crate) struct StateCell {
     /// earlier SRQ.
     queued_at_srq: AtomicUsize,
     task: Arc<Task>,
+    /// Type and number of the queue pair.
+    pub(crate) id: (QpType, Qpn),
     /// Events that led to the current state.
     pub(crate) flight: FlightRecorder,
 }
 
 impl StateCell {
-    pub(crate) fn new(task: Arc<Task>) -> Arc<Self> {
+    pub(crate) fn new(task: Arc<Task>, id: (QpType, Qpn)) -> Arc<Self> {
         Arc::new(Self {
             state: State::new(QpState::Reset as u8),
             dead: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             queued_at_srq: AtomicUsize::new(0),
             task,
+            id,
             flight: FlightRecorder::default(),
         })
     }
@@ -174,7 +177,8 @@ mod tests {
         ] {
             let queue = Arc::new(ReadyQueue::default());
             let weak: Weak<dyn Runnable> = Arc::downgrade(&live);
-            let state = StateCell::new(Task::new(&queue, &Arc::default(), weak));
+            let task = Task::new(&queue, &Arc::default(), weak);
+            let state = StateCell::new(task, (QpType::Rc, Qpn::new(0x100)));
             assert!(state.change(QpState::Reset, from));
             assert_eq!(state.enter_error(cause), entered, "{cause:?} in {from:?}");
             let after = if entered { QpState::Error } else { from };

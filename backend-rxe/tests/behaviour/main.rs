@@ -33,6 +33,7 @@ mod capture;
 mod claims;
 mod congestion;
 mod errors;
+mod faults;
 mod flight;
 mod flows;
 mod gate;

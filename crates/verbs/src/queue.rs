@@ -64,6 +64,10 @@ pub trait CompletionSink: Send + Sync {
     fn complete_all(&self, view: &DmaView<'_>, completions: &[Completion]) -> usize {
         completions.iter().take_while(|completion| self.complete(view, completion).is_ok()).count()
     }
+
+    /// Treats the queue as full, as [`Self::complete`] does when an entry does not fit: raises the CQ error event and
+    /// accepts no more entries. A test has requested that.
+    fn overrun(&self, _view: &DmaView<'_>) {}
 }
 
 /// Sink of asynchronous events.

@@ -81,6 +81,9 @@ pub struct RunArgs {
     /// status is 77 was skipped; the others run even if one fails.
     #[arg(long, value_name = "DIRECTORY", conflicts_with = "command")]
     pub suite: Option<PathBuf>,
+    /// Make connections of the guests' devices vm0, vm1, … fail: a line for each fault, as vm1 remote-access/nth:5.
+    #[arg(long, value_name = "FILE")]
+    pub faults: Option<PathBuf>,
     /// Write the results to a file in the format of JUnit.
     #[arg(long, value_name = "FILE")]
     pub junit: Option<PathBuf>,
@@ -151,6 +154,9 @@ mod tests {
         let args = run("pvrdma-lab run --package gcc make --package ucx-utils --junit out.xml --suite tests");
         assert_eq!(args.package.iter().map(ToString::to_string).collect::<Vec<_>>(), ["gcc", "make", "ucx-utils"]);
         assert_eq!(args.shown(), "--suite tests");
+        assert!(args.faults.is_none());
+        let args = run("pvrdma-lab run --faults faults.txt -- true");
+        assert_eq!(args.faults.as_deref(), Some("faults.txt".as_ref()));
         let args = run("pvrdma-lab run --rootfs image.tar --kernel debian-12-6.1 -- true");
         assert_eq!(args.kernel.as_deref(), Some("debian-12-6.1"));
     }

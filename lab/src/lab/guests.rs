@@ -55,6 +55,10 @@ impl Guests {
             })
             .collect();
         let daemon = Daemon::start(directory, &devices)?;
+        if let Some(file) = &args.faults {
+            // Counts begin with the connections of the command: nothing in a guest has connected a queue pair before.
+            daemon.set_faults(file).with_context(|| format!("--faults {}", file.display()))?;
+        }
         let machine = |number| {
             let mut machine = VmBuilder::new(&system.image, directory)
                 .name(&format!("vm{number}"))

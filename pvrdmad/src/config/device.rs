@@ -6,7 +6,7 @@ use pvrdma_base::Random;
 use pvrdma_dev::DeviceConfig;
 use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_roce::Congestion;
-use pvrdma_rxe::{PortRules, ShareConfig};
+use pvrdma_rxe::{PortRules, ShareConfig, faults::FaultRule};
 use pvrdma_verbs::{AddressRule, OtherAddresses, Peers, Rules};
 use pvrdma_verbs_types::GidType;
 use pvrdma_vfio_user_server::socket::SocketAccess;
@@ -42,6 +42,9 @@ pub struct Device {
     pub rules: PortRules,
     /// Its share of common resources.
     pub share: ShareConfig,
+    /// Faults of its connections, for tests. They are set while it runs.
+    #[serde(default)]
+    pub faults: Vec<FaultRule>,
 }
 
 impl Device {
@@ -119,6 +122,7 @@ impl DeviceSpec {
             nic_socket: self.nic_socket,
             rules,
             share,
+            faults: Vec::new(),
         })
     }
 

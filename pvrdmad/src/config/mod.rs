@@ -6,6 +6,7 @@ mod backend;
 mod congestion;
 mod control;
 mod device;
+mod device_fault;
 mod error;
 mod fault;
 pub(crate) mod help;
@@ -30,6 +31,7 @@ pub use self::access::{GroupId, Mode, UserId};
 pub use self::backend::BackendSpec;
 pub use self::control::ControlSpec;
 pub use self::device::{Device, MemoryRules};
+pub use self::device_fault::{FaultArg, FaultFile};
 pub use self::error::ConfigError;
 #[cfg(test)]
 pub(crate) use self::fault::FaultKeys;

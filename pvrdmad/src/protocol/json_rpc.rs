@@ -12,7 +12,7 @@ use super::text::printable_text;
 use crate::events::Event;
 
 /// Available methods.
-pub(crate) const METHODS: [&str; 16] = [
+pub(crate) const METHODS: [&str; 17] = [
     "hello",
     "status",
     "show",
@@ -24,6 +24,7 @@ pub(crate) const METHODS: [&str; 16] = [
     "limits",
     "share",
     "fault",
+    "device-faults",
     "upgrade",
     "replace",
     "log-level",

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::iter;
 
 use pvrdma_dev::{LimitStatus, ObjectKind};
+use pvrdma_rxe::faults::FaultRule;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -116,6 +117,13 @@ pub enum Request {
         network: String,
         /// The value of the key `fault` of a network, or `off`.
         fault: FaultWord,
+    },
+    /// Sets the faults of a device's connections, which replace those before.
+    DeviceFaults {
+        /// Name of the device.
+        device: String,
+        /// The faults. None: the faults end.
+        faults: Vec<FaultRule>,
     },
     /// Sets the log filter.
     LogLevel {
@@ -246,6 +254,7 @@ impl Request {
             | Self::Limits { .. }
             | Self::Share { .. }
             | Self::Fault { .. }
+            | Self::DeviceFaults { .. }
             | Self::LogLevel { .. }
             | Self::Upgrade { .. }
             | Self::Replace { .. }

@@ -3,11 +3,24 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use pvrdma_rxe::faults::FaultStatus;
+
 use super::report::DaemonStatus;
 use super::table::short;
 use crate::failures::{FailedQueuePair, Failures};
 
 impl DaemonStatus {
+    /// Requested faults of devices.
+    pub(super) fn render_faults(&self) -> String {
+        let mut text = String::new();
+        for device in &self.devices {
+            for FaultStatus { rule, seen, happened } in &device.faults {
+                let _ = writeln!(text, "{}: fault {rule} (happened {happened} times in {seen})", short(device.name()));
+            }
+        }
+        text
+    }
+
     /// Queue pairs that failed, by device and cause.
     pub(super) fn render_failed(&self) -> String {
         let mut text = String::new();

@@ -49,6 +49,7 @@ impl DaemonStatus {
             }
         }
         text += &self.render_failed();
+        text += &self.render_faults();
         text += &self.render_holders();
         text += &self.render_links();
         text += &self.render_doorbells();

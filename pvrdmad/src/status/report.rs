@@ -7,7 +7,7 @@ use pvrdma_base::Counter;
 use pvrdma_dev::MemoryStatus;
 use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_link::Link;
-use pvrdma_rxe::{FailureCause, FlowCount, Road, ShareConfig, ShareUsage};
+use pvrdma_rxe::{FailureCause, FlowCount, Road, ShareConfig, ShareUsage, faults::FaultStatus};
 use pvrdma_verbs_types::{Gid, PortState};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -181,6 +181,9 @@ pub struct DeviceReport {
     /// Queue pairs that failed, by cause. Empty on the host's adapter.
     #[serde(default)]
     pub failed: BTreeMap<FailureCause, u64>,
+    /// Faults that a test has requested.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<FaultStatus>,
     /// Captures of the device.
     pub capture: CaptureReport,
     /// The network function beside it, if this daemon emulates it.

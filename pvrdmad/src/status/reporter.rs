@@ -9,7 +9,7 @@ use pvrdma_dev::{DeviceStatus, LimitStatus, ObjectKind, PvrdmaDevice};
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_link::Link;
 use pvrdma_pci_function::PciFunction;
-use pvrdma_rxe::{DeviceFlows, DeviceShare, Rxe, Uplink, capture::CaptureCounts};
+use pvrdma_rxe::{DeviceFlows, DeviceShare, Rxe, Uplink, capture::CaptureCounts, faults::DeviceFaults};
 use pvrdma_verbs::{Backend, VerbsError};
 use pvrdma_vfio_user_server::{ConnectionStats, IrqTable, pin_advice};
 use pvrdma_vmxnet3::Vmxnet3Device;
@@ -133,6 +133,8 @@ pub(crate) struct Reporter {
     pub(crate) mtu: u32,
     /// Its share and its use of it.
     pub(crate) share: Option<DeviceShare>,
+    /// Its faults on request.
+    pub(crate) faults: Option<DeviceFaults>,
     /// Its traffic counters.
     pub(crate) flows: Option<DeviceFlows>,
     /// Numbers of its failed queue pairs.
@@ -220,6 +222,7 @@ impl Reporter {
             share: self.share.as_ref().map(|share| ShareReport::new(share.config(), share.usage())),
             flows: self.flows.iter().flat_map(DeviceFlows::counts).map(FlowReport::from).collect(),
             failed: self.failed.as_ref().map(|failed| failed.by_cause()).unwrap_or_default(),
+            faults: self.faults.as_ref().map(DeviceFaults::status).unwrap_or_default(),
             capture: self.capture_report(),
             nic: self.nic.as_ref().zip(self.device.nic_socket.as_ref()).map(|(nic, socket)| nic.report(socket)),
             status: members(&status),

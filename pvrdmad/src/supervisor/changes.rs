@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pvrdma_dev::LimitStatus;
+use pvrdma_rxe::faults::{DeviceFaults, FaultRule};
 
 use super::connection::{CallError, Connection, reply_by};
 use super::hand_over::{HandOverResult, check_request};
@@ -207,6 +208,23 @@ impl Network {
         }
         self.plan.set(|settings| settings.fault = fault.0);
         self.follow(Request::Fault { network: self.name().to_owned(), fault }, deadline)
+    }
+
+    /// Sets the faults of a device, which replace those before.
+    ///
+    /// # Errors
+    /// There is no such device, there are too many faults, or its worker does not confirm the change in time.
+    pub(super) fn device_faults(&self, device: &str, faults: Vec<FaultRule>) -> Result<(), String> {
+        let deadline = self.call_deadline();
+        let _turn = self.turn(deadline)?;
+        if self.plan.setup.backend != BackendSpec::Rxe {
+            return Err("the host's adapter has no faults on request".to_owned());
+        }
+        if faults.len() > DeviceFaults::MAX_RULES {
+            return Err(format!("a device has at most {} faults", DeviceFaults::MAX_RULES));
+        }
+        self.plan.replace(device, |planned| Ok(planned.with_faults(faults.clone())))?;
+        self.follow(Request::DeviceFaults { device: device.to_owned(), faults }, deadline)
     }
 
     /// Sets the log filter of its workers.

@@ -1,3 +1,4 @@
+// Long: one file has every request that the supervisor answers.
 //! Supervisor: opens sockets and starts workers. It holds the privileges, and touches neither guest memory nor data
 //! that guests send.
 //!
@@ -44,6 +45,7 @@ use log::info;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use pvrdma_dev::{LimitStatus, ObjectKind};
 use pvrdma_ether_link::link_spec::LinkSpec;
+use pvrdma_rxe::faults::FaultRule;
 use pvrdma_vfio_user_server::socket::SocketFile;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -428,6 +430,18 @@ impl Supervisor {
         // Log: caused only by clients of the control socket.
         info!("network {network}: faults of its uplink: {fault}");
         changed
+    }
+
+    /// Sets the faults of a device.
+    ///
+    /// # Errors
+    /// There is no such device, there are too many faults, or its worker has not confirmed the change.
+    pub(crate) fn device_faults(&self, device: &str, faults: Vec<FaultRule>) -> Result<(), String> {
+        let words = faults.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        self.network(device)?.device_faults(device, faults)?;
+        // Log: caused only by clients of the control socket.
+        info!("device {device}: faults: {}", if words.is_empty() { "off" } else { &words });
+        Ok(())
     }
 
     /// Sets the log filter of the supervisor and of all present and future workers.

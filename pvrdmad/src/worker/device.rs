@@ -10,7 +10,7 @@ use pvrdma_dev::{MappedDoorbells, PvrdmaDevice};
 use pvrdma_guest_memory::{DmaSpace, MemoryLimits};
 use pvrdma_link::Link;
 use pvrdma_pci_function::Migratable;
-use pvrdma_rxe::{DeviceFlows, DeviceShare, ObservedConflicts, ObservedFailures, Rxe, Uplink};
+use pvrdma_rxe::{DeviceFlows, DeviceShare, ObservedConflicts, ObservedFailures, Rxe, Uplink, faults::DeviceFaults};
 use pvrdma_verbs::Backend;
 use pvrdma_vfio_user_server::{
     ConnectionStats, Endpoint, FileRules, IrqTable, Mappable, MigratableDevice, REPLY_DEADLINE, Server, StuckClient,
@@ -113,6 +113,7 @@ impl ServedDevice {
             link,
             carrier,
             share,
+            faults,
             flows,
             failures,
             conflicts,
@@ -185,6 +186,7 @@ impl ServedDevice {
             network,
             mtu,
             share,
+            faults,
             flows,
             failed,
             port,
@@ -244,6 +246,8 @@ pub(super) struct Place {
     pub(super) carrier: Carrier,
     /// Its share of common resources, if this daemon enforces shares.
     pub(super) share: Option<DeviceShare>,
+    /// Its faults on request, if this daemon has them.
+    pub(super) faults: Option<DeviceFaults>,
     /// Its traffic counters, if this daemon counts the traffic.
     pub(super) flows: Option<DeviceFlows>,
     /// Receives failures of its queue pairs, and counts them.

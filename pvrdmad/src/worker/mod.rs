@@ -26,7 +26,7 @@ use pvrdma_dev::{DeviceConfig, LimitStatus, ObjectKind, PvrdmaDevice};
 use pvrdma_ether_link::backup::Member;
 use pvrdma_ibverbs::Ibverbs;
 use pvrdma_link::Link;
-use pvrdma_rxe::{ObservedConflicts, ObservedFailures, PortConfig, Rxe, RxeConfig};
+use pvrdma_rxe::{ObservedConflicts, ObservedFailures, PortConfig, Rxe, RxeConfig, faults::FaultRule};
 use pvrdma_vfio_user_server::StuckClient;
 use pvrdma_vfio_user_server::keeper::client::{Keeper, PATIENCE};
 use pvrdma_vfio_user_server::sigbus;
@@ -139,6 +139,7 @@ impl Worker {
             Request::Limits { device, set } => self.limits(&device, &set).map(Reply::Limits),
             Request::Share { device, set } => self.share(&device, &set).map(Reply::Share),
             Request::Fault { fault, .. } => self.ether.set_fault(fault).map(|()| Reply::Done {}),
+            Request::DeviceFaults { device, faults } => self.set_faults(&device, &faults).map(|()| Reply::Done {}),
             Request::LogLevel { level } => {
                 logging::set(&level);
                 Ok(Reply::Done {})
@@ -217,6 +218,7 @@ impl Worker {
         arrivals.start()
     }
 
+    // Long: the surroundings of a device, part by part.
     fn serve(&self, device: Expected, mut arrivals: Option<&mut Arrivals>) -> Result<()> {
         let Expected { device, link, doorbells, kept, fds } = device;
         let name = device.config.name.clone();
@@ -243,6 +245,7 @@ impl Worker {
             link,
             carrier: *carrier,
             share: None,
+            faults: None,
             flows: None,
             failures: None,
             conflicts: None,
@@ -259,6 +262,9 @@ impl Worker {
                 place.rxe = Some(rxe.clone());
                 // The share is set before the device is plugged in, because the new port reads it.
                 place.share = Some(rxe.share(device.config.mac, device.share));
+                let faults = rxe.faults(device.config.mac);
+                faults.set(&device.faults)?;
+                place.faults = Some(faults);
                 let counts = Arc::default();
                 place.failures = Some((self.observe_failures(rxe, &device, &counts), counts));
                 place.conflicts = Some(self.observe_conflicts(rxe, &device));
@@ -414,6 +420,12 @@ impl Worker {
         let changed = change_share(share.config(), set).map_err(anyhow::Error::msg)?;
         rxe.set_share(share, changed);
         Ok(share_words(&changed))
+    }
+
+    fn set_faults(&self, name: &str, rules: &[FaultRule]) -> Result<()> {
+        let devices = self.devices.lock();
+        let Some(faults) = &find(&devices, name)?.reporter.faults else { bail!("the host's adapter has no faults") };
+        Ok(faults.set(rules)?)
     }
 
     /// Returns the status of the network, with descriptions of the counters if `describe` is set.

@@ -17,7 +17,7 @@ use pvrdma_roce::Path;
 use pvrdma_verbs_types::{Access, NakReason, QpAttrs, QpState, SendOp, SendWr, WcStatus};
 
 use super::own_side::{Apart, own_list};
-use super::rc::{Exchange, Step, Target, refused};
+use super::rc::{Exchange, Step, Target, is_lost, refused};
 use super::route::LocalRoute;
 use crate::budget::Budget;
 use crate::capture::local::{Answering, ConnectionTrace};
@@ -130,7 +130,7 @@ impl Part {
         let silence = Met { step: Step::Refused(NakReason::Silence), published: None, back: None };
         let Some(source) = self.source else { return silence };
         let mut target = Target::lock(peer, (qp, attrs), (source, *found), connection);
-        if !target.connected || !peer.state.receives() {
+        if !target.connected || !peer.state.receives() || is_lost(peer, progress) {
             return silence;
         }
         target.responder.first_request(peer, memory.view);

@@ -21,6 +21,7 @@ use crate::budget::Budget;
 use crate::capture::StepOutcome;
 use crate::capture::local::{Answering, ConnectionTrace, refusal};
 use crate::counters::Tally;
+use crate::faults::Site;
 use crate::gid::BoundGid;
 use crate::qp::Qp;
 use crate::qp::contact::Connection;
@@ -55,6 +56,12 @@ impl<'a> Target<'a> {
             };
         Self { responder, connected }
     }
+}
+
+/// Returns `true` if a requested fault of the peer's device loses the request, which is about to arrive.
+#[inline]
+pub(super) fn is_lost(peer: &Qp, progress: &Progress) -> bool {
+    peer.adapter.faults.is_active() && progress.done == 0 && peer.fault(Site::Arrival).is_some()
 }
 
 /// One step of a request.
@@ -215,7 +222,7 @@ impl<'a> LocalBatch<'a> {
         }
         let (Some(peer), Some(source)) = (self.peer, *source) else { return Step::Refused(NakReason::Silence) };
         let target = target.get_or_insert_with(|| Target::lock(peer, (qp, attrs), (source, *generation), connection));
-        if !target.connected || !peer.state.receives() {
+        if !target.connected || !peer.state.receives() || is_lost(peer, progress) {
             return Step::Refused(NakReason::Silence);
         }
         target.responder.first_request(peer, memory.view);

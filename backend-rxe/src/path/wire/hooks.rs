@@ -12,7 +12,7 @@ use crate::counters::{Counters, Tally};
 use crate::qp::Qp;
 use crate::qp::error_cause::ErrorCause;
 use crate::qp::flight::FlightEvent;
-use crate::qp::requester::{Requester, begin_request};
+use crate::qp::requester::{Requester, begin_counted_request, begin_request};
 use crate::qp::responder::{Responder, check_remote, execute_atomic, remote_list, remote_sge};
 use crate::sg::{Memory, SgList};
 
@@ -32,7 +32,14 @@ impl RequesterHooks<'_> {
 
 impl RequesterOps for RequesterHooks<'_> {
     fn begin(&mut self, work: &mut SendWr) -> Result<(), WcStatus> {
-        begin_request(self.qp, &self.requester.attrs, work, self.memory, self.tally).map(|_| ())
+        let counted = std::mem::take(&mut self.requester.counted);
+        let Self { qp, requester, memory, tally } = self;
+        let begun = if counted {
+            begin_counted_request(qp, &requester.attrs, work, *memory, tally)
+        } else {
+            begin_request(qp, &requester.attrs, work, *memory, tally)
+        };
+        begun.map(|_| ())
     }
 
     fn gather(&mut self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
@@ -80,6 +87,10 @@ impl ResponderOps for ResponderHooks<'_> {
     fn take_receive(&mut self) -> Result<(), NakReason> {
         let taken = self.responder.take_receive(self.qp, self.memory.view, None);
         let (Err(NakReason::NotReady(_)), Some(turns)) = (taken, self.wait) else { return taken };
+        if self.responder.withheld {
+            // No post can end the wait, because there may be receives.
+            return taken;
+        }
         // The flag is set before the second check. A receive that is posted after that check wakes the queue pair,
         // whose run must find the flag set: in the other order it might not, and the request would wait for nothing.
         turns.hold_responder();

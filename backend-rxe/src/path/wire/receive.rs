@@ -17,6 +17,7 @@ use super::sources::{Sources, Verdict};
 use super::{cnp, ud};
 use crate::budget::Budget;
 use crate::drive::Endpoint;
+use crate::faults::Site;
 use crate::gid::BoundGid;
 use crate::path::directory::Node;
 use crate::port::counters::PortCounters;
@@ -234,6 +235,7 @@ impl RoceReceiver for Inbox {
         if node.adapter.paused.is_set() {
             return PortCounters::add(&port.counters.wire_dropped_paused, arrivals.count() as u64);
         }
+        let faulty = node.adapter.faults.is_active();
         let (counters, mut frames, mut bytes) = (&port.counters, 0, 0);
         let parse = |arrival: Arrival<'p>| {
             frames += 1;
@@ -262,10 +264,14 @@ impl RoceReceiver for Inbox {
                 PortCounters::bump(&counters.wire_dropped_address);
                 continue;
             }
+            if faulty && is_request(&packet) && endpoint.qp().fault(Site::Arrival).is_some() {
+                continue;
+            }
             // A marked packet is handled alone, because its sender must be notified.
             let marked = is_marked(&packet);
-            let alike =
-                |(next, _): &Received<'_>| !marked && is_request(next) && !is_marked(next) && Flow::of(next) == flow;
+            let alike = |(next, _): &Received<'_>| {
+                !marked && !faulty && is_request(next) && !is_marked(next) && Flow::of(next) == flow
+            };
             self.take(port, &endpoint, admitted, (packet, arrival), iter::from_fn(|| packets.next_if(alike)));
             last = Some((flow, generation, endpoint));
         }

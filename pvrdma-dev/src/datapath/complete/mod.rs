@@ -401,6 +401,13 @@ impl CompletionSink for CqRing {
         }
         published
     }
+
+    fn overrun(&self, view: &DmaView<'_>) {
+        let mut state = self.state.lock();
+        if state.ring.is_some() {
+            self.die(view, &mut state.ring, &CqOverrun);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -243,6 +243,19 @@ fn arm_solicited() {
     assert_eq!(fixture.notified(), 5);
 }
 
+/// A requested overrun ends the queue as a full ring does.
+#[test]
+fn an_overrun_on_request_raises_the_event_once() {
+    let fixture = CqFixture::new(4, true);
+    assert_eq!(fixture.complete(&success(WcOpcode::Send)), Ok(()));
+    for _ in 0..2 {
+        fixture.cq.overrun(&fixture.memory.space().view());
+        assert_eq!(fixture.complete(&success(WcOpcode::Send)), Err(CqOverrun));
+        assert_eq!(fixture.memory.load(fixture.events.state() + 8), 1);
+    }
+    assert_eq!(fixture.memory.load(fixture.guest.state() + 8), 1);
+}
+
 /// A destroyed queue accesses no memory.
 #[test]
 fn shut() {

@@ -17,7 +17,7 @@ use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::{InterfaceName, InterfaceState};
 use pvrdma_link::Connector;
 use pvrdma_packet::MacAddr;
-use pvrdma_rxe::{RxeConfig, ShareConfig, VlanMode};
+use pvrdma_rxe::{RxeConfig, ShareConfig, VlanMode, faults::FaultRule};
 
 pub(super) use self::transfer::DescribedPlan;
 use self::uplink_watch::{UplinkState, UplinkWatch, Watched, mtu_words};
@@ -145,6 +145,12 @@ impl Planned {
     /// Returns the same device with another share.
     pub(super) fn with_share(&self, share: ShareConfig) -> Self {
         let device = Device { share, ..self.device.clone() };
+        Self { device, link: self.link, doorbells: self.doorbells.clone(), sockets: Arc::clone(&self.sockets) }
+    }
+
+    /// Returns the same device with these faults.
+    pub(super) fn with_faults(&self, faults: Vec<FaultRule>) -> Self {
+        let device = Device { faults, ..self.device.clone() };
         Self { device, link: self.link, doorbells: self.doorbells.clone(), sockets: Arc::clone(&self.sockets) }
     }
 

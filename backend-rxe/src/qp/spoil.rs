@@ -1,0 +1,66 @@
+//! Requested faults of requests and receives. What the queues hold is made invalid, and the checks find it.
+
+use std::sync::Arc;
+
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs_types::{NakReason, SendOp, SendWr, Sge, WcStatus};
+
+use super::Qp;
+use super::responder::Responder;
+use super::state::StateCell;
+use crate::faults::{Fault, Site};
+
+/// Makes a request invalid if a fault of the device says so. The checks that follow then find the error.
+///
+/// # Errors
+/// The status that the request ends with.
+#[cold]
+pub(super) fn spoil_request(qp: &Qp, work: &mut SendWr) -> Result<(), WcStatus> {
+    match qp.fault(Site::Request) {
+        Some(Fault::LocalProtection) => spoil_keys(&mut work.sges),
+        Some(Fault::LocalOperation) => work.op = SendOp::Malformed,
+        Some(Fault::LocalLength) => return Err(WcStatus::LocalLength),
+        Some(Fault::QpError) => return Err(WcStatus::Flushed),
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Replaces keys by others of the same table entries, which has only one valid key.
+fn spoil_keys(sges: &mut [Sge]) {
+    for sge in sges {
+        sge.lkey ^= 1;
+    }
+}
+
+impl Responder {
+    /// As [`Self::take_receive`], with the faults of the device.
+    #[cold]
+    pub(super) fn take_receive_with_faults(
+        &mut self,
+        qp: &Qp,
+        view: &DmaView<'_>,
+        waiter: Option<&Arc<StateCell>>,
+    ) -> Result<(), NakReason> {
+        self.withheld = qp.fault(Site::Wanted).is_some();
+        if self.withheld {
+            return Err(NakReason::NotReady(self.attrs.min_rnr_timer));
+        }
+        self.take_next_receive(qp, view, waiter)?;
+        match qp.fault(Site::Receive) {
+            Some(Fault::ReceiveLength) => self.recv.sges.clear(),
+            Some(Fault::ReceiveProtection) => spoil_keys(&mut self.recv.sges),
+            Some(Fault::ReceiveMalformed) => {
+                return Err(self.fail_receive(qp, view, WcStatus::LocalQpOperation, NakReason::RemoteOperation));
+            }
+            Some(Fault::ReceiveQueue) => {
+                if let Some(srq) = &qp.srq {
+                    srq.break_off(view);
+                }
+                return Err(self.broken_queue(qp, view, None));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

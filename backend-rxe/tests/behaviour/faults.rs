@@ -1,0 +1,279 @@
+//! Faults on request: the statuses, states and events of the real cause, at both ends.
+
+use pvrdma_rxe::faults::{DeviceFaults, FaultRule};
+use pvrdma_verbs::{AsyncEvent, QpEvent, QueuePair, SrqEvent};
+use pvrdma_verbs_types::{QpState, QpType, RemoteAddress, SendFlags, SendOp, WcStatus};
+
+use crate::world::*;
+
+/// Requests that each test posts.
+const REQUESTS: u64 = 4;
+/// The request that the faults of these tests hit.
+const HIT: u64 = 2;
+
+/// Operation of the requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Send,
+    Write,
+    WriteWithImmediate,
+    Read,
+    FetchAdd,
+}
+
+impl Kind {
+    fn op(self, remote: RemoteAddress) -> SendOp {
+        match self {
+            Self::Send => SEND,
+            Self::Write => write(remote),
+            Self::WriteWithImmediate => SendOp::Write { remote, immediate: Some([7; 4]) },
+            Self::Read => SendOp::Read { remote },
+            Self::FetchAdd => SendOp::FetchAdd { remote, add: 1 },
+        }
+    }
+}
+
+fn set(world: &World, number: u8, rules: &[&str]) -> DeviceFaults {
+    let rxe = world.far.as_ref().filter(|_| number == 2).unwrap_or(&world.rxe);
+    let faults = rxe.faults(mac(number));
+    let rules: Vec<FaultRule> = rules.iter().map(|rule| rule.parse().unwrap()).collect();
+    faults.set(&rules).unwrap();
+    faults
+}
+
+/// All that the two guests see.
+#[derive(PartialEq, Eq, Debug)]
+struct Outcome {
+    left: Vec<(u64, WcStatus)>,
+    right: Vec<(u64, WcStatus)>,
+    states: (QpState, QpState),
+    events: (Vec<AsyncEvent>, Vec<AsyncEvent>),
+    /// Number of faults.
+    happened: u64,
+}
+
+/// Posts requests from left to right, with a fault at one of the devices.
+fn run(number: u8, rule: &str, kind: Kind) -> (Pair, Outcome) {
+    let world = World::new();
+    let faults = set(&world, number, &[rule]);
+    let pair = Pair::with(world, |_| {}, |_| {});
+    let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
+    for wr_id in 0..REQUESTS {
+        pair.right.recv(100 + wr_id, &[theirs.sge(0, 8)]);
+        pair.left.post(wr_id, kind.op(theirs.remote(0)), &[mine.sge(0, 8)]);
+    }
+    pair.left.qp.notify_send();
+    pair.settle();
+    let outcome = Outcome {
+        left: pair.left.scq.poll_statuses(),
+        right: pair.right.rcq.poll_statuses(),
+        states: (pair.left.state(), pair.right.state()),
+        events: (pair.a.events.poll(), pair.b.events.poll()),
+        happened: faults.status()[0].happened,
+    };
+    (pair, outcome)
+}
+
+/// Returns the completions of a queue whose entry number [`HIT`] has this status: those before it succeeded, and those
+/// behind it were flushed.
+fn failed(first: u64, status: WcStatus) -> Vec<(u64, WcStatus)> {
+    let of = |at: u64| match at.cmp(&HIT) {
+        std::cmp::Ordering::Less => WcStatus::Success,
+        std::cmp::Ordering::Equal => status,
+        std::cmp::Ordering::Greater => WcStatus::Flushed,
+    };
+    (0..REQUESTS).map(|at| (first + at, of(at))).collect()
+}
+
+#[test]
+fn errors_of_the_requester() {
+    for (rule, kind, status) in [
+        ("local-length/nth:3", Kind::Send, WcStatus::LocalLength),
+        ("local-protection/nth:3", Kind::Send, WcStatus::LocalProtection),
+        ("local-protection/nth:3", Kind::Write, WcStatus::LocalProtection),
+        ("local-operation/nth:3", Kind::Write, WcStatus::LocalQpOperation),
+        ("qp-error/nth:3", Kind::Send, WcStatus::Flushed),
+    ] {
+        let (pair, outcome) = run(1, rule, kind);
+        assert_eq!(outcome.left, failed(0, status), "{rule}");
+        assert_eq!(outcome.states, (QpState::Error, QpState::Rts), "{rule}");
+        assert_eq!(outcome.events, (vec![], vec![]), "{rule}");
+        // Later requests are flushed.
+        pair.left.send(9, &[]);
+        assert_eq!(pair.left.scq.poll_statuses(), [(9, WcStatus::Flushed)], "{rule}");
+    }
+}
+
+#[test]
+fn errors_of_the_responder() {
+    let (operation, invalid, access) =
+        (WcStatus::RemoteOperation, WcStatus::RemoteInvalidRequest, WcStatus::RemoteAccess);
+    // Rule, operation, status at the requester, status of the receive that reports it, event.
+    for (rule, kind, left, right, event) in [
+        ("receive-length/nth:3", Kind::Send, invalid, Some(WcStatus::LocalLength), None),
+        ("receive-protection/nth:3", Kind::Send, operation, Some(WcStatus::LocalProtection), None),
+        ("receive-malformed/nth:3", Kind::Send, operation, Some(WcStatus::LocalQpOperation), None),
+        ("receive-queue/nth:3", Kind::Send, operation, None, Some(QpEvent::Fatal)),
+        ("remote-access/nth:3", Kind::Write, access, None, Some(QpEvent::AccessError)),
+        ("remote-access/nth:3", Kind::Read, access, None, Some(QpEvent::AccessError)),
+        ("remote-access/nth:3", Kind::FetchAdd, access, None, Some(QpEvent::AccessError)),
+        ("remote-access/nth:3", Kind::WriteWithImmediate, access, Some(WcStatus::LocalAccess), None),
+        ("key-revoked/nth:3", Kind::Write, access, None, Some(QpEvent::AccessError)),
+        ("invalid-request/nth:3", Kind::Write, invalid, None, Some(QpEvent::RequestError)),
+        ("invalid-request/nth:3", Kind::Read, invalid, None, Some(QpEvent::RequestError)),
+    ] {
+        let (pair, outcome) = run(2, rule, kind);
+        assert_eq!(outcome.left, failed(0, left), "{rule} {kind:?}");
+        assert_eq!(outcome.states, (QpState::Error, QpState::Error), "{rule} {kind:?}");
+        if let Some(status) = right {
+            assert_eq!(outcome.right, failed(100, status), "{rule} {kind:?}");
+        }
+        let events: Vec<_> = event.map(|event| AsyncEvent::Qp(event, pair.right.cookie)).into_iter().collect();
+        assert_eq!(outcome.events, (vec![], events), "{rule} {kind:?}");
+    }
+}
+
+#[test]
+fn losses_are_retried_until_the_retries_are_used_up() {
+    for kind in [Kind::Send, Kind::Write, Kind::Read] {
+        let (_, outcome) = run(2, "loss/nth:3", kind);
+        assert!(outcome.left.iter().all(|(_, status)| *status == WcStatus::Success), "{kind:?} {outcome:?}");
+        assert_eq!(outcome.states, (QpState::Rts, QpState::Rts), "{kind:?}");
+        assert_eq!(outcome.happened, 1, "{kind:?}");
+        let (_, outcome) = run(2, "loss/nth:3/times:always", kind);
+        assert_eq!(outcome.left, failed(0, WcStatus::RetryExceeded), "{kind:?}");
+        assert_eq!(outcome.states, (QpState::Error, QpState::Rts), "{kind:?}");
+    }
+}
+
+#[test]
+fn withheld_receives_make_the_peer_wait_and_then_fail() {
+    for kind in [Kind::Send, Kind::WriteWithImmediate] {
+        let (_, outcome) = run(2, "rnr/nth:3/times:2", kind);
+        assert!(outcome.left.iter().all(|(_, status)| *status == WcStatus::Success), "{kind:?} {outcome:?}");
+        assert_eq!((outcome.right.len() as u64, outcome.states), (REQUESTS, (QpState::Rts, QpState::Rts)), "{kind:?}");
+    }
+    let world = World::new();
+    let _faults = set(&world, 2, &["rnr/times:always"]);
+    let pair = Pair::with(world, |attrs| attrs.rnr_retry = 3, |_| {});
+    pair.right.recv(100, &[]);
+    pair.left.submit(1, SEND, &[]);
+    pair.settle();
+    assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::RnrRetryExceeded)]);
+    // The receive was never taken.
+    assert_eq!((pair.right.state(), pair.right.rcq.total()), (QpState::Rts, 0));
+}
+
+#[test]
+fn a_full_completion_queue_ends_its_queue_pair() {
+    for flags in [SendFlags::SIGNALED, SendFlags::empty()] {
+        let world = World::new();
+        let faults = set(&world, 2, &["cq-overrun/nth:3"]);
+        let pair = Pair::with(world, |_| {}, |_| {});
+        for wr_id in 0..REQUESTS {
+            pair.right.recv(100 + wr_id, &[]);
+            pair.left.post_with(wr_id, SEND, &[], flags);
+        }
+        pair.left.qp.notify_send();
+        pair.settle();
+        assert_eq!((pair.right.state(), pair.right.rcq.total()), (QpState::Error, HIT));
+        assert_eq!(pair.b.counter("cq_overruns"), 1);
+        let left = pair.left.scq.poll_statuses();
+        assert_eq!(left.iter().find(|(wr_id, _)| *wr_id == HIT), Some(&(HIT, WcStatus::RemoteOperation)), "{left:?}");
+        // The queue stays dead after the fault.
+        drop(faults);
+        pair.right.recv(200, &[]);
+        assert_eq!(pair.right.rcq.total(), HIT);
+    }
+}
+
+#[test]
+fn a_shared_receive_queue_reports_that_it_is_broken() {
+    let world = World::new();
+    let _faults = set(&world, 2, &["receive-queue"]);
+    let (a, b) = (world.node(1), world.node(2));
+    let (srq, ring) = b.srq(0);
+    let (left, right) = (a.qp(QpType::Rc), b.qp_with(QpType::Rc, Some(&srq), |_| {}));
+    left.connect(&right, |_| {});
+    right.connect(&left, |_| {});
+    post_shared(&srq, &ring, 1..2);
+    left.submit(1, SEND, &[]);
+    world.settle();
+    assert_eq!(left.scq.poll_statuses(), [(1, WcStatus::RemoteOperation)]);
+    let events = b.events.poll();
+    assert!(events.iter().any(|event| matches!(event, AsyncEvent::Srq(SrqEvent::Error, _))), "{events:?}");
+    assert!(events.contains(&AsyncEvent::Qp(QpEvent::LastWqeReached, right.cookie)), "{events:?}");
+}
+
+#[test]
+fn a_revoked_key_is_refused_to_other_connections_too() {
+    let world = World::new();
+    let _faults = set(&world, 2, &["key-revoked"]);
+    let pair = Pair::with(world, |_| {}, |_| {});
+    let (mine, revoked, other) = (pair.a.buffer(64), pair.b.buffer(64), pair.b.buffer(64));
+    let attempt = |wr_id, remote| {
+        let (left, right) = (pair.a.qp(QpType::Rc), pair.b.qp(QpType::Rc));
+        left.connect(&right, |_| {});
+        right.connect(&left, |_| {});
+        left.submit(wr_id, write(remote), &[mine.sge(0, 8)]);
+        pair.settle();
+        left.scq.poll_statuses()
+    };
+    assert_eq!(attempt(1, revoked.remote(0)), [(1, WcStatus::RemoteAccess)]);
+    assert_eq!(attempt(2, other.remote(0)), [(2, WcStatus::Success)]);
+    assert_eq!(attempt(3, revoked.remote(8)), [(3, WcStatus::RemoteAccess)]);
+}
+
+#[test]
+fn a_rule_for_one_queue_pair_leaves_the_others_alone() {
+    let world = World::new();
+    let pair = Pair::with(world, |_| {}, |_| {});
+    let (left, right) = (pair.a.qp(QpType::Rc), pair.b.qp(QpType::Rc));
+    left.connect(&right, |_| {});
+    right.connect(&left, |_| {});
+    let _faults = set(&pair.world, 2, &[&format!("receive-length/qp:{}", right.qp.qpn().get())]);
+    let (mine, theirs) = (pair.a.buffer(8), pair.b.buffer(8));
+    for (end, peer) in [(&pair.left, &pair.right), (&left, &right)] {
+        peer.recv(100, &[theirs.sge(0, 8)]);
+        end.submit(1, SEND, &[mine.sge(0, 8)]);
+    }
+    pair.settle();
+    assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::Success)]);
+    assert_eq!(left.scq.poll_statuses(), [(1, WcStatus::RemoteInvalidRequest)]);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_outcome() {
+    let sequence = |seed: u64| {
+        let (_, outcome) = run(2, &format!("remote-access/one-in:3/seed:{seed}"), Kind::Write);
+        (outcome.left, outcome.right, outcome.states)
+    };
+    let first: Vec<_> = (0..16).map(sequence).collect();
+    let second: Vec<_> = (0..16).map(sequence).collect();
+    assert_eq!(first, second);
+    assert!(first.iter().any(|outcome| *outcome != first[0]));
+}
+
+over_a_cable! {
+    errors_of_the_requester
+    errors_of_the_responder
+    losses_are_retried_until_the_retries_are_used_up
+    withheld_receives_make_the_peer_wait_and_then_fail
+    a_full_completion_queue_ends_its_queue_pair
+    a_shared_receive_queue_reports_that_it_is_broken
+    a_revoked_key_is_refused_to_other_connections_too
+    a_rule_for_one_queue_pair_leaves_the_others_alone
+    the_same_seed_gives_the_same_outcome
+}
+
+on_slow_memory! {
+    errors_of_the_requester
+    errors_of_the_responder
+    losses_are_retried_until_the_retries_are_used_up
+    withheld_receives_make_the_peer_wait_and_then_fail
+    a_full_completion_queue_ends_its_queue_pair
+    a_shared_receive_queue_reports_that_it_is_broken
+    a_revoked_key_is_refused_to_other_connections_too
+    a_rule_for_one_queue_pair_leaves_the_others_alone
+    the_same_seed_gives_the_same_outcome
+}
