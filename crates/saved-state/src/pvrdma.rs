@@ -292,10 +292,22 @@ pub struct Cq {
     /// Completions for which it is armed.
     #[prost(enumeration = "Armed", tag = "5")]
     pub armed: i32,
-    /// The guest may have armed the queue unnoticed: it is notified when the device resumes, if the queue holds
-    /// completions.
-    #[prost(bool, tag = "6")]
-    pub unchecked: bool,
+    /// Set if the guest may have armed the queue unnoticed.
+    #[prost(message, optional, tag = "6")]
+    pub unheard: Option<Unheard>,
+}
+
+/// State of a completion queue whose doorbells did not trap.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Unheard {
+    /// The guest was notified of all completions in the queue. If it was not, it is notified when the device resumes.
+    #[prost(bool, tag = "1")]
+    pub announced: bool,
+    /// Time in nanoseconds for which the guest may leave completions in the queue before it is notified, where doorbells
+    /// still do not trap.
+    #[prost(uint64, tag = "2")]
+    pub delay: u64,
 }
 
 /// Reason why a ring cannot be used any more.

@@ -7,6 +7,6 @@ mod gather;
 mod recv;
 mod send;
 
-pub(crate) use complete::{Armed, CqRing, SavedCqRing, infer};
+pub(crate) use complete::{Armed, CqRing, SavedCqRing, Unheard, infer};
 pub(crate) use recv::RecvRing;
 pub(crate) use send::{SendRing, SendRingParams};

@@ -5,7 +5,7 @@ use pvrdma_verbs::{HcaLimits, IndexError, RingPosition};
 use pvrdma_verbs_types::{GidType, QpType};
 
 use super::error::RestoreError;
-use crate::datapath::Armed;
+use crate::datapath::{Armed, Unheard};
 use crate::limits::Limits;
 
 /// Returns the message of a position.
@@ -57,6 +57,19 @@ pub(super) const fn restore_armed(armed: saved::Armed) -> Armed {
         saved::Armed::Solicited => Armed::Solicited,
         saved::Armed::Any => Armed::Any,
     }
+}
+
+pub(super) const fn save_unheard(unheard: Unheard) -> saved::Unheard {
+    let Unheard { announced, delay } = unheard;
+    saved::Unheard { announced, delay }
+}
+
+pub(super) fn restore_unheard(message: saved::Unheard) -> Result<Unheard, RestoreError> {
+    let saved::Unheard { announced, delay } = message;
+    if delay > Unheard::LONGEST {
+        return Err(RestoreError::Invalid { what: "delay of notifications", value: delay });
+    }
+    Ok(Unheard { announced, delay })
 }
 
 pub(super) const fn save_qp_type(qp_type: QpType) -> saved::QpType {

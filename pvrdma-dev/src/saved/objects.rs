@@ -140,8 +140,9 @@ impl<H: SaveHca> Restorer<'_, H> {
     }
 
     pub(super) fn cq(&mut self, message: &saved::Cq) -> Result<(), RestoreError> {
-        let &saved::Cq { handle, owner, entries, tail, armed, unchecked } = message;
+        let &saved::Cq { handle, owner, entries, tail, armed, unheard } = message;
         let armed = convert::restore_armed(convert::number("state of a completion queue", armed)?);
+        let unheard = unheard.map(convert::restore_unheard).transpose()?;
         self.object(
             |core| &core.objects.cqs,
             handle,
@@ -150,7 +151,7 @@ impl<H: SaveHca> Restorer<'_, H> {
                 let pages = |needed| exactly(pages, if tail.is_some() { needed } else { 1 });
                 let (owner, pages, charge) = cmd::cq::checked(core, owner, entries, pages)?;
                 restorer.rings.push(pages.clone());
-                let saved = SavedCqRing { entries, pages, tail, armed, unchecked };
+                let saved = SavedCqRing { entries, pages, tail, armed, unheard };
                 let ring = CqRing::restore(handle, saved, owner != KERNEL, Arc::clone(&core.hub))?;
                 let verbs = core.hca.create_cq(Arc::<CqRing>::clone(&ring) as Arc<dyn CompletionSink>)?;
                 Ok(Arc::new(Cq { owner, ring, verbs, _charge: charge }))

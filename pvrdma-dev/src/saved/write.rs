@@ -206,10 +206,17 @@ fn cq<H: SaveHca>(writer: &mut Writer<'_>, unheard: bool, handle: u32, it: &Cq<H
     let Cq { owner, ring, verbs: _, _charge: _ } = it;
     // The pages are those of one list, so a list accepts them.
     let saved = ring.save(unheard).ok_or(VerbsError::Invalid("ring"))?;
-    let SavedCqRing { entries, pages: list, tail, armed, unchecked } = saved;
+    let SavedCqRing { entries, pages: list, tail, armed, unheard } = saved;
     pages(writer, &list)?;
     let armed = convert::save_armed(armed).into();
-    Ok(writer.write(&saved::Cq { handle, owner: *owner, entries, tail, armed, unchecked })?)
+    Ok(writer.write(&saved::Cq {
+        handle,
+        owner: *owner,
+        entries,
+        tail,
+        armed,
+        unheard: unheard.map(convert::save_unheard),
+    })?)
 }
 
 /// Returns the pages of an object whose page with the ring state is at this address.

@@ -207,16 +207,21 @@ impl HeldPages<'_> {
 }
 
 /// Doorbell pages that another worker still serves. Dropping it leaves them to that worker.
-#[derive(Debug)]
 pub(crate) struct ArrivingPages {
     watch: Arc<Watch>,
     touched: bool,
+    device: Arc<dyn MappedDoorbells>,
 }
 
 impl ArrivingPages {
-    /// Serves the pages from now on.
+    /// Serves the pages from now on. The device is still paused.
     pub(crate) fn serve(self) {
         self.watch.take_over(self.touched);
+        // The watcher's thread does the same, but perhaps after the device has resumed. The guest would then be notified
+        // once more of completions in its queues.
+        if self.touched {
+            self.device.doorbell_pages().for_each(|page| self.device.page_touched(page));
+        }
     }
 }
 
@@ -280,8 +285,8 @@ impl Doorbells {
 
     /// Returns the pages for the time at which they arrive: another worker has served them until then. `touched`: a
     /// client has touched one.
-    pub(crate) fn arriving(&self, touched: bool) -> Option<ArrivingPages> {
-        self.lent.as_ref().map(|lent| ArrivingPages { watch: Arc::clone(&lent.watch), touched })
+    pub(crate) fn arriving(&self, touched: bool, device: Arc<dyn MappedDoorbells>) -> Option<ArrivingPages> {
+        self.lent.as_ref().map(|lent| ArrivingPages { watch: Arc::clone(&lent.watch), touched, device })
     }
 
     /// Returns the file for clients.

@@ -146,6 +146,7 @@ impl ServedDevice {
             None => (doorbells, pages, None),
         };
         let doorbells = lend(&device, doorbells, pages, &function)?;
+        let mapped: Arc<dyn MappedDoorbells> = Arc::<PvrdmaDevice<B>>::clone(&function);
         let (migratable, budget) = (migratable(&function), Arc::clone(function.memory_budget()));
         let endpoint = Endpoint {
             name: device.config.name.clone(),
@@ -164,7 +165,7 @@ impl ServedDevice {
         let (server, former) = match (arrivals, &migratable) {
             (Some(arrivals), Some(function)) => {
                 let server = arrivals.serve(&device.config.name, Arc::clone(function), listener, endpoint)?;
-                arrivals.add_pages(doorbells.arriving(touched.unwrap_or(false)));
+                arrivals.add_pages(doorbells.arriving(touched.unwrap_or(false), mapped));
                 (server, arrivals.take_counts())
             }
             (Some(_), None) => bail!("the host's adapter cannot restore it"),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::Unheard;
 use super::infer::{Infer, Use, Verdict};
 use crate::due::DueLooks;
 
@@ -16,11 +17,17 @@ pub(super) struct Inferred {
 }
 
 impl Inferred {
-    /// Creates the state with a first delay, the consumer's index and the number of completions in the queue.
-    pub(super) fn new(handle: u32, (head, unconsumed): (u32, u32), delay: u64, looks: Arc<DueLooks>) -> Self {
+    /// Creates the state from what is known of the guest, the consumer's index and the number of completions in the
+    /// queue.
+    pub(super) fn new(handle: u32, (head, unconsumed): (u32, u32), known: Unheard, looks: Arc<DueLooks>) -> Self {
+        let Unheard { announced, delay } = known;
         let now = looks.watcher().now();
-        let mut inferred = Self { handle, infer: Infer::new(head, unconsumed, delay, now), looks, listed: None };
-        if unconsumed > 0 {
+        let mut infer = Infer::new(head, unconsumed, delay, now);
+        if announced {
+            infer.announce();
+        }
+        let mut inferred = Self { handle, infer, looks, listed: None };
+        if unconsumed > 0 && !announced {
             inferred.list(now.saturating_add(inferred.infer.delay()));
         }
         inferred
@@ -46,6 +53,11 @@ impl Inferred {
     /// Returns `true` if the guest was notified of all completions in the queue.
     pub(super) const fn is_announced(&self) -> bool {
         self.infer.is_announced()
+    }
+
+    /// Returns what is known of the guest.
+    pub(super) const fn unheard(&self) -> Unheard {
+        Unheard { announced: self.infer.is_announced(), delay: self.infer.learned() }
     }
 
     fn obey(&mut self, verdict: Verdict) -> bool {

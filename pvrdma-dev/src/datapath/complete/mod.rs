@@ -39,8 +39,24 @@ pub(crate) struct SavedCqRing {
     pub(crate) tail: Option<u32>,
     /// Completions for which the guest requested a notification.
     pub(crate) armed: Armed,
-    /// The look at the ring that arming implies was left out, and is due when the device resumes.
-    pub(crate) unchecked: bool,
+    /// Set if the guest may have armed the queue unnoticed.
+    pub(crate) unheard: Option<Unheard>,
+}
+
+/// State of a queue that the guest may have armed unnoticed, until the device resumes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Unheard {
+    /// The guest was notified of all completions in the queue.
+    pub(crate) announced: bool,
+    /// Delay of inferred notifications in nanoseconds.
+    pub(crate) delay: u64,
+}
+
+impl Unheard {
+    /// Nothing is known about the guest.
+    const NEW: Self = Self { announced: false, delay: infer::SHORTEST };
+    /// Maximum delay.
+    pub(crate) const LONGEST: u64 = infer::LONGEST_HOPELESS;
 }
 
 impl Armed {
@@ -64,9 +80,9 @@ struct State {
     armed: Armed,
     /// Set while the doorbells that arm the queue may not trap.
     inferred: Option<Box<Inferred>>,
-    /// The queue was armed in a pause, by [`CqRing::listen`] or by a restore, without the look at the ring that this
-    /// implies.
-    unchecked: bool,
+    /// The queue was armed in a pause, by [`CqRing::listen`] or by a restore. The look at the ring that this implies was
+    /// left out.
+    unheard: Option<Unheard>,
 }
 
 /// Producer of a completion queue.
@@ -91,7 +107,7 @@ impl CqRing {
     ) -> Result<Arc<Self>, RingShapeError> {
         Self::restore(
             handle,
-            SavedCqRing { entries, pages, tail: Some(0), armed: Armed::Not, unchecked: false },
+            SavedCqRing { entries, pages, tail: Some(0), armed: Armed::Not, unheard: None },
             user,
             hub,
         )
@@ -107,7 +123,7 @@ impl CqRing {
         user: bool,
         hub: Arc<EventHub>,
     ) -> Result<Arc<Self>, RingShapeError> {
-        let SavedCqRing { entries, pages, tail, armed, unchecked } = saved;
+        let SavedCqRing { entries, pages, tail, armed, unheard } = saved;
         let (words, ring) = match tail {
             Some(tail) => {
                 let stride = u32::try_from(CQE_SIZE).map_err(|_| RingShapeError::Elements(0))?;
@@ -122,13 +138,13 @@ impl CqRing {
                 (RingWords::at(state_page, StateWords::Rx, entries), None)
             }
         };
-        let state = Mutex::new(State { ring, armed, inferred: None, unchecked });
+        let state = Mutex::new(State { ring, armed, inferred: None, unheard });
         Ok(Arc::new(Self { handle, user, words, state, hub }))
     }
 
     /// Creates the producer of a queue that the guest has destroyed and a QP still uses.
     pub(crate) fn ended(hub: Arc<EventHub>) -> Arc<Self> {
-        let state = Mutex::new(State { ring: None, armed: Armed::Not, inferred: None, unchecked: false });
+        let state = Mutex::new(State { ring: None, armed: Armed::Not, inferred: None, unheard: None });
         Arc::new(Self { handle: u32::MAX, user: false, words: RingWords::at(0, StateWords::Rx, 1), state, hub })
     }
 
@@ -138,11 +154,11 @@ impl CqRing {
     /// it, and saves it as [`Self::listen`] leaves it in a pause.
     pub(crate) fn save(&self, unheard: bool) -> Option<SavedCqRing> {
         let Self { handle: _, user: _, words, state, hub: _ } = self;
-        let State { ring, armed, inferred, unchecked } = &*state.lock();
-        let (armed, unchecked) = match inferred {
-            Some(inferred) => (Armed::Any, !inferred.is_announced()),
-            None if unheard => (Armed::Any, true),
-            None => (*armed, *unchecked),
+        let State { ring, armed, inferred, unheard: left_out } = &*state.lock();
+        let (armed, unheard) = match inferred {
+            Some(inferred) => (Armed::Any, Some(inferred.unheard())),
+            None if unheard => (Armed::Any, Some(left_out.unwrap_or(Unheard::NEW))),
+            None => (*armed, *left_out),
         };
         let mut pages = PageListBuilder::default();
         // The address was taken from a list, so a list accepts it.
@@ -155,7 +171,7 @@ impl CqRing {
             }
             None => None,
         };
-        Some(SavedCqRing { entries: words.entries(), pages: pages.finish(), tail, armed, unchecked })
+        Some(SavedCqRing { entries: words.entries(), pages: pages.finish(), tail, armed, unheard })
     }
 
     /// Returns the queue's handle.
@@ -207,7 +223,7 @@ impl CqRing {
     /// permitted, but programs that count them hang: `ib_send_lat -e` takes each one for a message.
     pub(crate) fn check_after_pause(&self, view: &DmaView<'_>, posted: bool) {
         let mut state = self.state.lock();
-        let left_out = std::mem::take(&mut state.unchecked) || posted;
+        let left_out = state.unheard.take().is_some_and(|unheard| !unheard.announced) || posted;
         if left_out && state.armed != Armed::Not {
             self.check(view, &mut state);
         }
@@ -228,15 +244,18 @@ impl CqRing {
     }
 
     /// Starts to infer notifications, because the doorbells that arm the queue may not trap from now on: the guest is
-    /// notified of completions that it does not consume within a delay, at first `delay`.
+    /// notified of completions that it does not consume within a delay, at first `delay`. If this was so before a move of
+    /// the device, it continues from there.
     pub(crate) fn infer(&self, view: &DmaView<'_>, looks: &Arc<DueLooks>, delay: u64) {
         let mut state = self.state.lock();
-        let State { ring, inferred, .. } = &mut *state;
+        let State { ring, inferred, armed, unheard } = &mut *state;
         let Some(producer) = ring.as_mut().filter(|_| inferred.is_none()) else { return };
         match producer.unconsumed(view) {
             Ok((head, count)) => {
-                let infer = Inferred::new(self.handle, (head, count), delay, Arc::clone(looks));
-                *inferred = Some(Box::new(infer));
+                // The arming by the restore is in place of inferring. Both together would notify the guest twice.
+                let known = unheard.take().inspect(|_| *armed = Armed::Not);
+                let known = known.unwrap_or(Unheard { delay, ..Unheard::NEW });
+                *inferred = Some(Box::new(Inferred::new(self.handle, (head, count), known, Arc::clone(looks))));
             }
             Err(error) => self.die(view, ring, &error),
         }
@@ -249,10 +268,10 @@ impl CqRing {
     /// [`Self::check_after_pause`] follows.
     pub(crate) fn listen(&self, view: Option<&DmaView<'_>>) {
         let mut state = self.state.lock();
-        let State { ring, armed, inferred, unchecked } = &mut *state;
+        let State { ring, armed, inferred, unheard } = &mut *state;
         let (Some(producer), Some(inferred)) = (ring.as_mut(), inferred.take()) else { return };
         let Some(view) = view else {
-            (*armed, *unchecked) = (Armed::Any, true);
+            (*armed, *unheard) = (Armed::Any, Some(Unheard::NEW));
             return;
         };
         match producer.unconsumed(view) {

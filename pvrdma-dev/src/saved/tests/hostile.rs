@@ -345,6 +345,8 @@ fn small_objects() {
     refused(&cq(|cq| cq.tail = Some(128)), "no ring of 64 elements is at index 0x80");
     refused(&cq(|cq| cq.tail = None), "number of pages");
     refused(&cq(|cq| cq.armed = 3), "state of a completion queue");
+    let late = cq(|cq| cq.unheard = Some(saved::Unheard { announced: true, delay: 500_000_001 }));
+    refused(&late, "delay of notifications");
 }
 
 /// Shared receive queues and memory regions.

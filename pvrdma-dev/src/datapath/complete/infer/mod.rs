@@ -135,6 +135,17 @@ impl Infer {
         }
     }
 
+    /// Returns the delay apart from probes.
+    pub(crate) const fn learned(&self) -> u64 {
+        self.delay
+    }
+
+    /// Records that the guest was notified of all completions before the queue had this state.
+    pub(crate) const fn announce(&mut self) {
+        self.notified = self.published;
+        self.announced = true;
+    }
+
     /// Returns `true` if the guest was notified since the last completion was published.
     pub(crate) const fn is_announced(&self) -> bool {
         self.notified == self.published
