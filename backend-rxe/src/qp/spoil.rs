@@ -26,7 +26,7 @@ pub(super) fn spoil_request(qp: &Qp, work: &mut SendWr) -> Result<(), WcStatus> 
     Ok(())
 }
 
-/// Replaces keys by others of the same table entries, which has only one valid key.
+/// Replaces each key with an invalid one of the same table entry: an entry has one valid key.
 fn spoil_keys(sges: &mut [Sge]) {
     for sge in sges {
         sge.lkey ^= 1;

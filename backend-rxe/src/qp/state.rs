@@ -25,23 +25,30 @@ pub(crate) struct StateCell {
     /// earlier SRQ.
     queued_at_srq: AtomicUsize,
     task: Arc<Task>,
-    /// Type and number of the queue pair.
-    pub(crate) id: (QpType, Qpn),
+    qp_type: QpType,
+    qpn: Qpn,
     /// Events that led to the current state.
     pub(crate) flight: FlightRecorder,
 }
 
 impl StateCell {
-    pub(crate) fn new(task: Arc<Task>, id: (QpType, Qpn)) -> Arc<Self> {
+    pub(crate) fn new(task: Arc<Task>, (qp_type, qpn): (QpType, Qpn)) -> Arc<Self> {
         Arc::new(Self {
             state: State::new(QpState::Reset as u8),
             dead: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             queued_at_srq: AtomicUsize::new(0),
             task,
-            id,
+            qp_type,
+            qpn,
             flight: FlightRecorder::default(),
         })
+    }
+
+    /// Returns the type and the number of the QP.
+    #[inline]
+    pub(crate) const fn id(&self) -> (QpType, Qpn) {
+        (self.qp_type, self.qpn)
     }
 
     /// Returns the task that runs the QP.

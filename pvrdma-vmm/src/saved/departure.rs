@@ -53,6 +53,16 @@ pub(crate) enum Left {
     Moved,
 }
 
+/// Signals the end of the copy when it is dropped, also by a panic.
+struct EndOfCopy(EventFd);
+
+impl Drop for EndOfCopy {
+    fn drop(&mut self) {
+        // The write fails only if the event was signalled 2^64 times without a read.
+        let _ = self.0.write(1);
+    }
+}
+
 impl<'a> Departure<'a> {
     /// Creates the departure of a machine that stays until it is requested.
     pub(crate) fn new(request: &'a Request) -> Result<Self> {
@@ -98,7 +108,7 @@ impl<'a> Departure<'a> {
         }
         let (path, hello, vm) = (path.to_owned(), machine.hello.clone(), Arc::clone(machine.vm));
         let log = MachineLog::of(machine.vm, machine.parts);
-        let (cancel, end) = (Arc::clone(&self.request.cancel), self.end_of_copy.try_clone()?);
+        let (cancel, end) = (Arc::clone(&self.request.cancel), EndOfCopy(self.end_of_copy.try_clone()?));
         cancel.begin();
         println!("{}: migrates to {}", hello.name, path.display());
         let copy = move || {
@@ -106,10 +116,9 @@ impl<'a> Departure<'a> {
             let report = move |Round { number, pages, bytes }| {
                 println!("{name}: round {number}: {pages} pages, {bytes} bytes of memory sent");
             };
+            let _end = end;
             let source = Link::connect(&path, limit, cancel)
                 .and_then(|link| Source::copy(link, &hello, vm.memory(), || log.start(), report));
-            // The write fails only if the event was signalled 2^64 times without a read.
-            let _ = end.write(1);
             source.with_context(|| format!("cannot migrate to {}", path.display()))
         };
         Builder::new().name("migration".to_owned()).spawn(copy).context("cannot start a thread")
