@@ -108,14 +108,15 @@ fn live(
     request: Option<&Request>,
 ) -> Result<()> {
     loop {
-        let end = match machine.run(kvm, request)? {
+        let ended = machine.run(kvm, request)?;
+        let end = match ended {
             Ended::Reset => "reset",
             Ended::Off => "powered off",
             Ended::Left(Left::Saved) => "saved",
             Ended::Left(Left::Moved) => "moved",
         };
         println!("{}: {end}", vm.name);
-        if end != "reset" {
+        if ended != Ended::Reset {
             return Ok(());
         }
         machine = Machine::new(kvm, vm, Prepared::new(vm, fabric)?)?;

@@ -97,7 +97,7 @@ impl FaultPoint {
             if rule.fault.site() != site || rule.qp.is_some_and(|only| only != qpn) {
                 continue;
             }
-            // All rules count, whichever of them acts.
+            // Each rule counts, even if an earlier one acts.
             let mut happens = armed.count();
             if let Some(key) = key.filter(|_| rule.fault == Fault::KeyRevoked) {
                 if happens && armed.keys.len() < MAX_KEYS {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub enum Site {
     /// A send request is taken from its ring and checked.
     Request,
-    /// A request arrives at the responder. A retransmission arrives again.
+    /// A request packet arrives at the responder, also a retransmission. In local delivery a request is one packet.
     Arrival,
     /// A request needs a receive.
     Wanted,
@@ -122,7 +122,7 @@ impl FaultRule {
     /// Longest text of a rule, in bytes.
     pub const MAX_LEN: usize = 128;
 
-    /// Returns a rule for the first time.
+    /// Returns a rule that acts once, at the first time.
     pub const fn new(fault: Fault) -> Self {
         Self { fault, qp: None, trigger: Trigger::Nth(1), times: Some(1), seed: 1 }
     }
@@ -155,7 +155,7 @@ fn number(text: &str) -> Option<u64> {
 
 impl Parts {
     fn take(&mut self, text: &str) -> Result<(), String> {
-        let wrong = || format!("'{text}' is not a part of a fault, as nth:5");
+        let wrong = || format!("'{text}' is not a part of a fault, such as nth:5");
         let (key, value) = text.split_once(':').ok_or_else(wrong)?;
         if (key, value) == ("times", "always") {
             return once(&mut self.times, None, text);

@@ -1,4 +1,4 @@
-//! Requested faults of requests and receives. What the queues hold is made invalid, and the checks find it.
+//! Requested faults of requests and receives: entries of queues are made invalid, and the usual checks find them.
 
 use std::sync::Arc;
 

@@ -124,7 +124,7 @@ impl<'a> Departure<'a> {
         Builder::new().name("migration".to_owned()).spawn(copy).context("cannot start a thread")
     }
 
-    /// Sends a machine away whose processors have stopped. Returns `None` if it stays: its functions are paused.
+    /// Saves or moves a machine whose processors have stopped. Returns `None` if it stays; its functions are paused then.
     ///
     /// # Errors
     /// The machine must not run here, and may run nowhere.
@@ -134,7 +134,7 @@ impl<'a> Departure<'a> {
         let committed = match state.and_then(|state| self.send(machine, &state)) {
             Ok(committed) => committed,
             Err(error) => {
-                // This ends a migration, if the state could not be collected.
+                // If the state could not be collected, the migration is still open. This ends it.
                 self.source = None;
                 stays(machine.hello, &error);
                 return Ok(None);

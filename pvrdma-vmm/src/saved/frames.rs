@@ -30,7 +30,7 @@ pub(crate) enum Kind {
     Network = 7,
     /// A part of the RDMA function's state.
     Rdma = 8,
-    /// The end of the state. The body is empty, as in the frames below.
+    /// The end of the state. The body is empty, as in all frames below except [`Self::Refused`].
     End = 9,
     /// From a destination: its machine is the one of the hello.
     Accepted = 10,

@@ -1,5 +1,5 @@
-//! The connection of a migration: a Unix socket that only the owner of both processes can use, with a deadline and a
-//! way to cancel what waits on it.
+//! The connection of a migration: a Unix socket that only the owner of both processes can use. Waits on it end at a
+//! deadline, or when the migration is cancelled.
 
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -85,7 +85,7 @@ enum Stage {
     Cancelled,
 }
 
-/// Cancellation of a migration by another thread. One after the other can use the same value.
+/// Cancellation of a migration by another thread. Consecutive migrations can share a value.
 #[derive(Debug, Default)]
 pub(crate) struct Cancel(Mutex<Stage>);
 
@@ -95,7 +95,7 @@ impl Cancel {
         *self.0.lock() = Stage::Begun;
     }
 
-    /// Cancels the migration, if there is one: what waits for its connection gets an error.
+    /// Cancels the migration, if there is one: reads and writes of its connection fail.
     pub(crate) fn cancel(&self) {
         let mut stage = self.0.lock();
         match &*stage {

@@ -41,7 +41,7 @@ fn send_nonzero(start: u64, bytes: &[u8], to: &mut Sender<impl Write>) -> Result
     Ok(sent)
 }
 
-/// Sends these pages, whatever they hold. Returns their number.
+/// Sends these pages, including pages of zeros. Returns their number.
 pub(crate) fn send_written(memory: &GuestMemoryMmap, written: &Dirty, to: &mut Sender<impl Write>) -> Result<u64> {
     let mut piece = vec![0; RUN * PAGE];
     for (address, pages) in written.runs(RUN as u64) {

@@ -27,8 +27,8 @@ use super::pages;
 const FEW: u64 = 1024;
 /// Maximum number of rounds beside the running machine. A guest may write faster than pages are copied.
 const MAX_ROUNDS: u32 = 30;
-/// Maximum time for which the machine stands still, and for the answer to the commit. Connections of the guest are
-/// continued for a minute.
+/// Maximum time to send the rest of a stopped machine, and again for the answer to its commit. Peers keep connections
+/// of the guest for a minute.
 pub(super) const STANDSTILL: Duration = Duration::from_secs(30);
 
 /// Progress of a migration.

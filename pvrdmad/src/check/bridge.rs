@@ -19,7 +19,7 @@ pub(super) fn look(subject: &Subject<'_>, interfaces: &Path, name: &str, mtu: u3
     if tunnels.is_empty() {
         return;
     }
-    report.say(format!("  {name} is a port of the bridge {bridge} with the VXLAN tunnel {}", tunnels.join(", ")));
+    report.say(format!("  {name} is a port of the bridge {bridge}; its VXLAN tunnels: {}", tunnels.join(", ")));
     for interface in [name, bridge].into_iter().chain(tunnels.iter().map(String::as_str)) {
         look_at_interface(subject, interfaces, interface, mtu, report);
     }
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn a_tunnel_of_a_control_plane_is_recognised() {
         let folder = interfaces();
-        assert_eq!(text(folder.path(), 1450), "  vm7 is a port of the bridge br7 with the VXLAN tunnel vx7\n");
+        assert_eq!(text(folder.path(), 1450), "  vm7 is a port of the bridge br7; its VXLAN tunnels: vx7\n");
     }
 
     #[test]

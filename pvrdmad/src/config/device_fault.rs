@@ -42,7 +42,7 @@ impl FaultArg {
             [Self::Uplink(fault)] => Ok(*fault),
             [Self::Off] => Ok(FaultWord(None)),
             [Self::Device(rule), ..] => Err(format!("{rule} is a fault of a device (--device NAME)")),
-            _ => Err("an uplink has one list of faults, as loss:0.01/reorder:0.001".to_owned()),
+            _ => Err("an uplink has one list of faults, such as loss:0.01/reorder:0.001".to_owned()),
         }
     }
 
@@ -57,7 +57,7 @@ impl FaultArg {
         let rule = |arg: &Self| match arg {
             Self::Device(rule) => Ok(*rule),
             Self::Uplink(fault) => Err(format!("{fault} is a fault of an uplink (--network NAME)")),
-            Self::Off => Err("off stands alone".to_owned()),
+            Self::Off => Err("off excludes other faults".to_owned()),
         };
         args.iter().map(rule).collect()
     }
@@ -86,7 +86,7 @@ impl FromStr for FaultFile {
             let (device, rule) = match words.as_slice() {
                 [] => continue,
                 [device, rule] => (*device, *rule),
-                _ => return Err(format!("line {number} is not a device and a fault, as vm0 loss/nth:5")),
+                _ => return Err(format!("line {number} is not a device and a fault, such as vm0 loss/nth:5")),
             };
             let rule = rule.parse().map_err(|problem| format!("line {number}: {problem}"))?;
             devices.entry(device.to_owned()).or_default().push(rule);

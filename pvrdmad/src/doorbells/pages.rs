@@ -111,10 +111,12 @@ impl Pages {
         // First, because a thread that takes a page away waits for this process to answer the kernel.
         let kept = self.flags.keep();
         let mut turn = self.turn.lock();
-        if *turn == Turn::Here {
-            *turn = Turn::Ending;
-            self.bell.ring();
+        match *turn {
+            Turn::Here => *turn = Turn::Ending,
+            Turn::There => return Err(io::Error::other("another process serves the doorbell pages")),
+            Turn::Ending | Turn::Over => {}
         }
+        self.bell.ring();
         let deadline = Instant::now() + CURRENT;
         while *turn == Turn::Ending {
             if self.changed.wait_until(&mut turn, deadline).timed_out() && *turn == Turn::Ending {

@@ -87,7 +87,7 @@ impl ResponderOps for ResponderHooks<'_> {
     fn take_receive(&mut self) -> Result<(), NakReason> {
         let taken = self.responder.take_receive(self.qp, self.memory.view, None);
         let (Err(NakReason::NotReady(_)), Some(turns)) = (taken, self.wait) else { return taken };
-        if self.responder.withheld {
+        if std::mem::take(&mut self.responder.withheld) {
             // No post can end the wait, because there may be receives.
             return taken;
         }
