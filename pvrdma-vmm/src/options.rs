@@ -142,8 +142,8 @@ impl Options {
         Duration::from_secs(self.migrate_timeout.into())
     }
 
-    /// Checks the requirements of a VM that is saved or moved. Its doorbells trap, because no test saves a VM whose pages
-    /// are memory.
+    /// Checks the requirements of a VM that is saved or moved. Its doorbells trap, because no test saves a VM whose
+    /// pages are memory.
     fn check_saved(&self, vms: &mut [(VmOptions, DoorbellMode)]) -> Result<()> {
         let options = [
             ("--save", &self.save),

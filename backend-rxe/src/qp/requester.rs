@@ -131,8 +131,6 @@ pub(crate) struct Requester {
     /// Number of requests that succeeded, and of datagrams, since RESET, and the bytes in them.
     pub(super) moved: [u64; 2],
     pub(super) flow: LastFlow,
-    /// The request that was popped last was checked before, when its path was not known.
-    pub(crate) counted: bool,
 }
 
 impl Requester {
@@ -153,7 +151,6 @@ impl Requester {
             pending: PendingCompletions::default(),
             moved: [0; 2],
             flow: LastFlow::default(),
-            counted: false,
         }
     }
 
@@ -259,10 +256,14 @@ impl Requester {
         self.next(view)
     }
 
+    /// Returns `true` if the next request was checked before, when its path was not known.
+    pub(crate) fn is_checked(&self) -> bool {
+        self.current.as_ref().is_some_and(|progress| progress.checked)
+    }
+
     /// Moves the next request into `work`. Returns `false` if there is none.
     pub(crate) fn pop(&mut self, view: &DmaView<'_>, work: &mut SendWr) -> Result<bool, QueueError> {
-        if let Some(progress) = self.current.take() {
-            self.counted = progress.checked;
+        if self.current.take().is_some() {
             // Local delivery took the request from the ring before the peer turned out to be on the wire.
             std::mem::swap(work, &mut self.work);
             return Ok(true);

@@ -83,8 +83,6 @@ pub(crate) struct Responder {
     pub(super) established: bool,
     /// Identity of the connection whose requests it accepts.
     pub(crate) connection: Connection,
-    /// The last receive was not taken because of a requested fault.
-    pub(crate) withheld: bool,
     /// The last-WQE event was raised.
     pub(super) last_wqe_raised: bool,
     /// The GID of this QP's address vector, with the directory's generation at the lookup.
@@ -105,7 +103,6 @@ impl Responder {
             attrs: QpAttrs::default(),
             established: false,
             connection: Connection::default(),
-            withheld: false,
             last_wqe_raised: false,
             own_gid: None,
         }

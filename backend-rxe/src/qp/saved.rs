@@ -75,8 +75,6 @@ impl Requester {
             pending: _,
             moved: [requests, bytes],
             flow: _,
-            // After a restart the request is checked anew.
-            counted: _,
         } = self;
         saved::Requester {
             broken: *broken,
@@ -135,8 +133,6 @@ impl Responder {
             connection,
             last_wqe_raised,
             own_gid: _,
-            // Read only directly after it was set.
-            withheld: _,
         } = self;
         saved::Responder {
             broken: *broken,

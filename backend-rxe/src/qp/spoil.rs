@@ -42,8 +42,7 @@ impl Responder {
         view: &DmaView<'_>,
         waiter: Option<&Arc<StateCell>>,
     ) -> Result<(), NakReason> {
-        self.withheld = qp.fault(Site::Wanted).is_some();
-        if self.withheld {
+        if qp.fault(Site::Wanted).is_some() {
             return Err(NakReason::NotReady(self.attrs.min_rnr_timer));
         }
         self.take_next_receive(qp, view, waiter)?;

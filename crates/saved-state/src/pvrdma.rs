@@ -1,3 +1,4 @@
+// Long: the messages of a device, in the order in which they are written.
 //! Messages of the RDMA function: registers, session, rings and objects. Kinds `0x01xx`.
 //!
 //! [`Device`] is first. [`Table`]s, event rings and objects follow, each object after those that it names. The
@@ -304,8 +305,8 @@ pub struct Unheard {
     /// The guest was notified of all completions in the queue. If it was not, it is notified when the device resumes.
     #[prost(bool, tag = "1")]
     pub announced: bool,
-    /// Time in nanoseconds for which the guest may leave completions in the queue before it is notified, where doorbells
-    /// still do not trap.
+    /// Time in nanoseconds for which the guest may leave completions in the queue before it is notified, where
+    /// doorbells still do not trap.
     #[prost(uint64, tag = "2")]
     pub delay: u64,
 }

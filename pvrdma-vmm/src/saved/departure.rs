@@ -124,7 +124,8 @@ impl<'a> Departure<'a> {
         Builder::new().name("migration".to_owned()).spawn(copy).context("cannot start a thread")
     }
 
-    /// Saves or moves a machine whose processors have stopped. Returns `None` if it stays; its functions are paused then.
+    /// Saves or moves a machine whose processors have stopped. Returns `None` if it stays; its functions are paused
+    /// then.
     ///
     /// # Errors
     /// The machine must not run here, and may run nowhere.

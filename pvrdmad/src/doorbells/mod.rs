@@ -217,8 +217,8 @@ impl ArrivingPages {
     /// Serves the pages from now on. The device is still paused.
     pub(crate) fn serve(self) {
         self.watch.take_over(self.touched);
-        // The watcher's thread does the same, but perhaps after the device has resumed. The guest would then be notified
-        // once more of completions in its queues.
+        // The watcher's thread does the same, but perhaps after the device has resumed. The guest would then be
+        // notified once more of completions in its queues.
         if self.touched {
             self.device.doorbell_pages().for_each(|page| self.device.page_touched(page));
         }

@@ -22,6 +22,8 @@ pub(super) struct RequesterHooks<'a> {
     pub(super) requester: &'a mut Requester,
     pub(super) memory: Memory<'a>,
     pub(super) tally: &'a mut Tally,
+    /// The request that begins was counted for the faults of the device before.
+    pub(super) counted: bool,
 }
 
 impl RequesterHooks<'_> {
@@ -32,9 +34,8 @@ impl RequesterHooks<'_> {
 
 impl RequesterOps for RequesterHooks<'_> {
     fn begin(&mut self, work: &mut SendWr) -> Result<(), WcStatus> {
-        let counted = std::mem::take(&mut self.requester.counted);
-        let Self { qp, requester, memory, tally } = self;
-        let begun = if counted {
+        let Self { qp, requester, memory, tally, counted } = self;
+        let begun = if *counted {
             begin_counted_request(qp, &requester.attrs, work, *memory, tally)
         } else {
             begin_request(qp, &requester.attrs, work, *memory, tally)
@@ -87,8 +88,8 @@ impl ResponderOps for ResponderHooks<'_> {
     fn take_receive(&mut self) -> Result<(), NakReason> {
         let taken = self.responder.take_receive(self.qp, self.memory.view, None);
         let (Err(NakReason::NotReady(_)), Some(turns)) = (taken, self.wait) else { return taken };
-        if std::mem::take(&mut self.responder.withheld) {
-            // No post can end the wait, because there may be receives.
+        if self.qp.adapter.faults.is_active() {
+            // A requested fault may have withheld the receive, and then no post ends the wait.
             return taken;
         }
         // The flag is set before the second check. A receive that is posted after that check wakes the queue pair,

@@ -130,7 +130,7 @@ impl WireRequester {
 
     /// Ends all requests that were taken from the ring, because the QP is in its error state.
     pub(crate) fn flush(&mut self, qp: &Qp, requester: &mut Requester, memory: Memory<'_>, tally: &mut Tally) {
-        self.transport.flush(&mut RequesterHooks { qp, requester, memory, tally });
+        self.transport.flush(&mut RequesterHooks { qp, requester, memory, tally, counted: false });
         self.pacer.pause(0);
     }
 
@@ -150,7 +150,7 @@ impl WireRequester {
             let mut tally = Tally::default();
             let before = self.transport.stats();
             let guard = MemoryGuard::open(&qp.adapter, None);
-            let mut hooks = RequesterHooks { qp, requester, memory: guard.own(), tally: &mut tally };
+            let mut hooks = RequesterHooks { qp, requester, memory: guard.own(), tally: &mut tally, counted: false };
             self.transport.handle_packet(qp.adapter.engine.now(), packet, &mut hooks);
             let after = self.transport.stats();
             port.counters.requester(&before, &after);
@@ -225,7 +225,7 @@ impl WireBatch<'_> {
         // Timeouts are handled even if no packet can be sent. Otherwise the timer would fire again immediately.
         let WireRequester { transport, pacer, grace, .. } = &mut *self.wire;
         if grace.is_over(transport.poll_timeout(), now, (port, qp.qpn)) {
-            let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally };
+            let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally, counted: false };
             if pacer.handle_timeout(now, transport, &mut hooks) {
                 PortCounters::bump(&port.counters.wire_quiet);
             }
@@ -256,9 +256,11 @@ impl WireBatch<'_> {
             && (transport.has_room() || room.grow(&qp.adapter.budget, transport))
         {
             let mut work = transport.spare();
+            let counted = self.requester.is_checked();
             match self.requester.pop(memory.view, &mut work) {
                 Ok(true) => {
-                    let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally };
+                    let (requester, tally) = (&mut *self.requester, &mut *self.tally);
+                    let mut hooks = RequesterHooks { qp, requester, memory, tally, counted };
                     transport.post(work, &mut hooks);
                 }
                 Ok(false) => break,
@@ -277,7 +279,7 @@ impl WireBatch<'_> {
     fn build(&mut self, memory: Memory<'_>, now: Duration, frames: &mut Frames) -> bool {
         let (qp, budget) = (self.qp, &mut *self.budget);
         let WireRequester { transport, pacer, .. } = &mut *self.wire;
-        let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally };
+        let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally, counted: false };
         let built = pacer.build(now, (transport, self.rate), &mut hooks, (frames, BATCH), |bytes| {
             budget.take_bytes(bytes);
             qp.state.sends() && !budget.spent()

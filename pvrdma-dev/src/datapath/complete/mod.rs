@@ -80,8 +80,8 @@ struct State {
     armed: Armed,
     /// Set while the doorbells that arm the queue may not trap.
     inferred: Option<Box<Inferred>>,
-    /// The queue was armed in a pause, by [`CqRing::listen`] or by a restore. The look at the ring that this implies was
-    /// left out.
+    /// The queue was armed in a pause, by [`CqRing::listen`] or by a restore. The look at the ring that this implies
+    /// was left out.
     unheard: Option<Unheard>,
 }
 
@@ -244,8 +244,8 @@ impl CqRing {
     }
 
     /// Starts to infer notifications, because the doorbells that arm the queue may not trap from now on: the guest is
-    /// notified of completions that it does not consume within a delay, at first `delay`. If this was so before a move of
-    /// the device, it continues from there.
+    /// notified of completions that it does not consume within a delay, at first `delay`. If this was so before a move
+    /// of the device, it continues from there.
     pub(crate) fn infer(&self, view: &DmaView<'_>, looks: &Arc<DueLooks>, delay: u64) {
         let mut state = self.state.lock();
         let State { ring, inferred, armed, unheard } = &mut *state;
