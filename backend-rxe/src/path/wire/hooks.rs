@@ -22,8 +22,8 @@ pub(super) struct RequesterHooks<'a> {
     pub(super) requester: &'a mut Requester,
     pub(super) memory: Memory<'a>,
     pub(super) tally: &'a mut Tally,
-    /// The request that begins was counted for the faults of the device before.
-    pub(super) counted: bool,
+    /// The next request that begins was counted for the faults of the device before.
+    pub(super) counted: &'a mut bool,
 }
 
 impl RequesterHooks<'_> {
@@ -35,7 +35,7 @@ impl RequesterHooks<'_> {
 impl RequesterOps for RequesterHooks<'_> {
     fn begin(&mut self, work: &mut SendWr) -> Result<(), WcStatus> {
         let Self { qp, requester, memory, tally, counted } = self;
-        let begun = if *counted {
+        let begun = if std::mem::take(*counted) {
             begin_counted_request(qp, &requester.attrs, work, *memory, tally)
         } else {
             begin_request(qp, &requester.attrs, work, *memory, tally)

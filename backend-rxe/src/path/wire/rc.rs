@@ -38,6 +38,8 @@ pub(crate) struct WireRequester {
     /// Number of pauses in the process at the last run. `None`: not recorded yet, or the peer is paused.
     pub(super) pauses: Option<u64>,
     pub(super) room: Room,
+    /// The next request that begins was counted for the faults of the device before, when its path was not known.
+    pub(super) counted: bool,
 }
 
 /// State of a route to the wire at one moment.
@@ -81,7 +83,7 @@ impl WireRequester {
         let pacer = Pacer::new(WindowShare::new(windows, attrs.av.dgid, qp.task(), qp.pd));
         let (grace, room) = (TimeoutGrace::default(), Room::new(qp.max_send_sge));
         let (source, remote) = (Some(source), attrs.dest_qpn);
-        Box::new(Self { transport, path, source, remote, pacer, grace, pauses: None, room })
+        Box::new(Self { transport, path, source, remote, pacer, grace, pauses: None, room, counted: false })
     }
 
     /// Applies attributes that a modify request changed.
@@ -130,7 +132,8 @@ impl WireRequester {
 
     /// Ends all requests that were taken from the ring, because the QP is in its error state.
     pub(crate) fn flush(&mut self, qp: &Qp, requester: &mut Requester, memory: Memory<'_>, tally: &mut Tally) {
-        self.transport.flush(&mut RequesterHooks { qp, requester, memory, tally, counted: false });
+        let counted = &mut self.counted;
+        self.transport.flush(&mut RequesterHooks { qp, requester, memory, tally, counted });
         self.pacer.pause(0);
     }
 
@@ -150,7 +153,8 @@ impl WireRequester {
             let mut tally = Tally::default();
             let before = self.transport.stats();
             let guard = MemoryGuard::open(&qp.adapter, None);
-            let mut hooks = RequesterHooks { qp, requester, memory: guard.own(), tally: &mut tally, counted: false };
+            let (memory, counted) = (guard.own(), &mut self.counted);
+            let mut hooks = RequesterHooks { qp, requester, memory, tally: &mut tally, counted };
             self.transport.handle_packet(qp.adapter.engine.now(), packet, &mut hooks);
             let after = self.transport.stats();
             port.counters.requester(&before, &after);
@@ -223,9 +227,10 @@ impl WireBatch<'_> {
         let bound = self.wire.source.is_some_and(|source| qp.adapter.gids.contains_at(index, source));
         let now = qp.adapter.engine.now();
         // Timeouts are handled even if no packet can be sent. Otherwise the timer would fire again immediately.
-        let WireRequester { transport, pacer, grace, .. } = &mut *self.wire;
+        let WireRequester { transport, pacer, grace, counted, .. } = &mut *self.wire;
         if grace.is_over(transport.poll_timeout(), now, (port, qp.qpn)) {
-            let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally, counted: false };
+            let (requester, tally) = (&mut *self.requester, &mut *self.tally);
+            let mut hooks = RequesterHooks { qp, requester, memory, tally, counted };
             if pacer.handle_timeout(now, transport, &mut hooks) {
                 PortCounters::bump(&port.counters.wire_quiet);
             }
@@ -249,14 +254,14 @@ impl WireBatch<'_> {
     /// Takes requests from the ring. Returns `true` if there was one, and `None` if the ring cannot be read.
     fn post(&mut self, memory: Memory<'_>) -> Option<bool> {
         let qp = self.qp;
-        let WireRequester { transport, room, .. } = &mut *self.wire;
+        let WireRequester { transport, room, counted, .. } = &mut *self.wire;
         let mut posted = false;
         while qp.state() == QpState::Rts
             && !self.budget.spent()
             && (transport.has_room() || room.grow(&qp.adapter.budget, transport))
         {
             let mut work = transport.spare();
-            let counted = self.requester.is_checked();
+            *counted |= self.requester.is_checked();
             match self.requester.pop(memory.view, &mut work) {
                 Ok(true) => {
                     let (requester, tally) = (&mut *self.requester, &mut *self.tally);
@@ -278,8 +283,9 @@ impl WireBatch<'_> {
     /// Builds a batch of packets. Returns `true` if it has any.
     fn build(&mut self, memory: Memory<'_>, now: Duration, frames: &mut Frames) -> bool {
         let (qp, budget) = (self.qp, &mut *self.budget);
-        let WireRequester { transport, pacer, .. } = &mut *self.wire;
-        let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally, counted: false };
+        let WireRequester { transport, pacer, counted, .. } = &mut *self.wire;
+        let (requester, tally) = (&mut *self.requester, &mut *self.tally);
+        let mut hooks = RequesterHooks { qp, requester, memory, tally, counted };
         let built = pacer.build(now, (transport, self.rate), &mut hooks, (frames, BATCH), |bytes| {
             budget.take_bytes(bytes);
             qp.state.sends() && !budget.spent()

@@ -25,7 +25,7 @@ use crate::task::Task;
 impl WireRequester {
     /// Saves the state of the route. Windows, rates and path choices are dropped.
     pub(crate) fn save(&self, now: Duration) -> saved::WireRequester {
-        let Self { transport, path: _, source, remote: _, pacer: _, grace: _, pauses: _, room: _ } = self;
+        let Self { transport, path: _, source, remote: _, pacer: _, grace: _, pauses: _, room: _, counted: _ } = self;
         saved::WireRequester { source: source.map(save_address), transport: Some(transport.save(now)) }
     }
 
