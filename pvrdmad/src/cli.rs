@@ -483,10 +483,10 @@ pub struct FaultArgs {
     /// Device whose connections fail, in place of the uplink.
     #[arg(long, value_name = "NAME", conflicts_with = "network")]
     pub device: Option<String>,
-    /// File with faults of devices: a line for each, such as vm0 loss/nth:5.
+    /// File with faults of devices: a line for each, as vm0 loss/nth:5.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["network", "device", "faults"])]
     pub file: Option<PathBuf>,
-    /// Rates for an uplink, such as loss:0.01/reorder:0.001; faults of a device, such as loss/nth:5; or off.
+    /// Rates for an uplink, as loss:0.01/reorder:0.001; faults of a device, as loss/nth:5; or off.
     #[arg(value_name = "FAULT|off", required_unless_present = "file")]
     pub faults: Vec<FaultArg>,
 }
