@@ -1,11 +1,9 @@
 //! Failed queue pairs: their causes, and the observers that are told of them.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use parking_lot::{Mutex, RwLock};
-use pvrdma_packet::MacAddr;
+use parking_lot::RwLock;
 use pvrdma_verbs_types::{Gid, NakReason, Qpn, WcStatus};
 use serde::{Deserialize, Serialize};
 
@@ -164,24 +162,6 @@ impl FailureObserver {
         if let Some(observer) = &*self.0.read() {
             observer(failure);
         }
-    }
-}
-
-/// Observers of devices, by MAC address.
-#[derive(Debug, Default)]
-pub(crate) struct FailureObservers(Mutex<HashMap<MacAddr, Weak<FailureObserver>>>);
-
-impl FailureObservers {
-    /// Returns the observer of a device.
-    pub(crate) fn of(&self, mac: MacAddr) -> Arc<FailureObserver> {
-        let mut observers = self.0.lock();
-        if let Some(observer) = observers.get(&mac).and_then(Weak::upgrade) {
-            return observer;
-        }
-        observers.retain(|_, observer| observer.strong_count() > 0);
-        let observer = Arc::default();
-        observers.insert(mac, Arc::downgrade(&observer));
-        observer
     }
 }
 

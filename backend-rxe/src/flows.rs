@@ -4,12 +4,10 @@
 //! of a device is limited. To make room for a new one, the smallest flow that no queue pair uses is merged into the
 //! rest, so the sum over all flows never decreases.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use pvrdma_base::Count;
-use pvrdma_packet::MacAddr;
 use pvrdma_verbs_types::Gid;
 use serde::{Deserialize, Serialize};
 
@@ -142,24 +140,6 @@ impl LastFlow {
             self.0 = None;
         }
         &self.0.get_or_insert_with(|| Box::new((peer, road, table.flow(peer, road)))).2
-    }
-}
-
-/// The flows of devices, by MAC address.
-#[derive(Debug, Default)]
-pub(crate) struct FlowTables(Mutex<HashMap<MacAddr, Weak<FlowTable>>>);
-
-impl FlowTables {
-    /// Returns the flows of a device.
-    pub(crate) fn of(&self, mac: MacAddr) -> Arc<FlowTable> {
-        let mut tables = self.0.lock();
-        if let Some(table) = tables.get(&mac).and_then(Weak::upgrade) {
-            return table;
-        }
-        tables.retain(|_, table| table.strong_count() > 0);
-        let table = Arc::default();
-        tables.insert(mac, Arc::downgrade(&table));
-        table
     }
 }
 

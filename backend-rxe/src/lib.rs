@@ -29,6 +29,7 @@
 //! | `failures` | causes and observers of failed queue pairs |
 //! | `faults` | failures on request, for tests |
 //! | `flows` | traffic of a device, by peer and path |
+//! | `by_mac` | state of devices that a restart of a driver does not end |
 //! | `share` | shares of devices in the workers' time and in the bandwidth |
 //!
 //! # Queue pairs
@@ -94,6 +95,7 @@ mod adapter;
 mod addresses;
 mod bindings;
 mod budget;
+mod by_mac;
 pub mod capture;
 mod counters;
 mod cq;

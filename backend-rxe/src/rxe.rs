@@ -12,11 +12,12 @@ use pvrdma_verbs_types::Gid;
 
 use crate::addresses::Addresses;
 use crate::budget::Budget;
+use crate::by_mac::ByMac;
 use crate::capture::{Capture, CaptureConfig, CaptureCounts};
 use crate::engine::{Engine, Workers};
-use crate::failures::{FailureObservers, ObservedFailures, QpFailure};
-use crate::faults::{DeviceFaults, FaultPoints};
-use crate::flows::{DeviceFlows, FlowTables};
+use crate::failures::{ObservedFailures, QpFailure};
+use crate::faults::DeviceFaults;
+use crate::flows::DeviceFlows;
 use crate::hca::RxeHca;
 use crate::moved::announcements;
 use crate::port::rules::VlanMode;
@@ -123,9 +124,9 @@ impl Rxe {
             local: config.local,
             room: config.one_uplink.then(Arc::default),
             shares: Shares::default(),
-            flows: FlowTables::default(),
-            failures: FailureObservers::default(),
-            faults: FaultPoints::default(),
+            flows: ByMac::default(),
+            failures: ByMac::default(),
+            faults: ByMac::default(),
             captures: Arc::default(),
             next_adapter: AtomicU64::new(0),
             threaded: config.workers > 0,

@@ -6,12 +6,13 @@ use std::sync::atomic::AtomicU64;
 use pvrdma_packet::MacAddr;
 
 use crate::addresses::Addresses;
+use crate::by_mac::ByMac;
 use crate::capture::Captures;
 use crate::drive::Endpoint;
 use crate::engine::{Engine, Workers};
-use crate::failures::FailureObservers;
-use crate::faults::FaultPoints;
-use crate::flows::FlowTables;
+use crate::failures::FailureObserver;
+use crate::faults::FaultPoint;
+use crate::flows::FlowTable;
 use crate::path::directory::Directory;
 use crate::port::registry::Ports;
 use crate::port::rules::VlanMode;
@@ -35,11 +36,11 @@ pub(crate) struct Shared {
     /// Shares of devices in common resources.
     pub(crate) shares: Shares,
     /// Traffic of devices, by peer.
-    pub(crate) flows: FlowTables,
+    pub(crate) flows: ByMac<FlowTable>,
     /// Observers of failed queue pairs.
-    pub(crate) failures: FailureObservers,
+    pub(crate) failures: ByMac<FailureObserver>,
     /// Faults of devices on request.
-    pub(crate) faults: FaultPoints,
+    pub(crate) faults: ByMac<FaultPoint>,
     pub(crate) captures: Arc<Captures>,
     /// Number of the next adapter.
     pub(crate) next_adapter: AtomicU64,

@@ -1,17 +1,17 @@
 //! Capture points of devices, and the captures that read from them.
 
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use pvrdma_link::Frames;
 use pvrdma_packet::MacAddr;
 use pvrdma_verbs::VerbsError;
 
 use super::buffer::{Batch, Buffer};
 use super::seen::{CaptureConfig, Direction, Interface};
+use crate::by_mac::ByMac;
 
 /// Maximum number of captures of one device at a time.
 const MAX_CAPTURES: usize = 4;
@@ -32,7 +32,7 @@ pub struct CaptureCounts {
 pub(crate) struct Captures {
     /// Number of captures in progress.
     active: AtomicUsize,
-    points: Mutex<HashMap<MacAddr, Weak<Point>>>,
+    points: ByMac<Point>,
 }
 
 impl Captures {
@@ -44,14 +44,7 @@ impl Captures {
 
     /// Returns the capture point of a device.
     pub(crate) fn point(&self, mac: MacAddr) -> Arc<Point> {
-        let mut points = self.points.lock();
-        if let Some(point) = points.get(&mac).and_then(Weak::upgrade) {
-            return point;
-        }
-        points.retain(|_, point| point.strong_count() > 0);
-        let point = Arc::new(Point { mac, ..Point::default() });
-        points.insert(mac, Arc::downgrade(&point));
-        point
+        self.points.of_or(mac, || Point { mac, ..Point::default() })
     }
 
     /// Starts a capture of a device.

@@ -12,6 +12,6 @@
 mod point;
 mod rule;
 
+pub(crate) use point::FaultPoint;
 pub use point::{DeviceFaults, FaultStatus};
-pub(crate) use point::{FaultPoint, FaultPoints};
 pub use rule::{Fault, FaultRule, Site, Trigger};

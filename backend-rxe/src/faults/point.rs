@@ -1,12 +1,11 @@
 //! The rules of a device in force, and their counts.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pvrdma_base::Random;
-use pvrdma_packet::MacAddr;
 use pvrdma_verbs::VerbsError;
 use pvrdma_verbs_types::{QpType, Qpn};
 use serde::{Deserialize, Serialize};
@@ -113,24 +112,6 @@ impl FaultPoint {
     }
 }
 
-/// Faults of devices, by MAC address.
-#[derive(Debug, Default)]
-pub(crate) struct FaultPoints(Mutex<HashMap<MacAddr, Weak<FaultPoint>>>);
-
-impl FaultPoints {
-    /// Returns the faults of a device.
-    pub(crate) fn of(&self, mac: MacAddr) -> Arc<FaultPoint> {
-        let mut points = self.0.lock();
-        if let Some(point) = points.get(&mac).and_then(Weak::upgrade) {
-            return point;
-        }
-        points.retain(|_, point| point.strong_count() > 0);
-        let point = Arc::default();
-        points.insert(mac, Arc::downgrade(&point));
-        point
-    }
-}
-
 /// Handle for the faults of a device. They last until it is dropped, across restarts of the device's driver.
 #[derive(Debug)]
 pub struct DeviceFaults(pub(crate) Arc<FaultPoint>);
@@ -169,7 +150,10 @@ impl Drop for DeviceFaults {
 
 #[cfg(test)]
 mod tests {
+    use pvrdma_packet::MacAddr;
+
     use super::*;
+    use crate::by_mac::ByMac;
 
     const QP: (QpType, Qpn) = (QpType::Rc, Qpn::new(0x101));
 
@@ -233,7 +217,7 @@ mod tests {
     #[test]
     fn rules_are_bounded_and_end_with_their_handle() {
         let rule = FaultRule::new(Fault::Loss);
-        let points = FaultPoints::default();
+        let points = ByMac::<FaultPoint>::default();
         let faults = DeviceFaults(points.of(MacAddr([2; 6])));
         assert!(faults.set(&[rule; DeviceFaults::MAX_RULES + 1]).is_err());
         faults.set(&[rule; DeviceFaults::MAX_RULES]).unwrap();

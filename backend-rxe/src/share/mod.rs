@@ -12,9 +12,8 @@
 
 pub(crate) mod token_bucket;
 
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -23,6 +22,7 @@ use pvrdma_packet::MacAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::budget::Budget;
+use crate::by_mac::ByMac;
 use token_bucket::TokenBucket;
 
 /// Default weight of a device.
@@ -290,25 +290,18 @@ fn effective(weight: u32) -> u64 {
 
 /// The shares of devices, by MAC address.
 #[derive(Debug, Default)]
-pub(crate) struct Shares(Mutex<HashMap<MacAddr, Weak<Share>>>);
+pub(crate) struct Shares(ByMac<Share>);
 
 impl Shares {
     /// Returns the share of a device, or a default one if none was set.
     pub(crate) fn of(&self, mac: MacAddr) -> Arc<Share> {
-        let mut shares = self.0.lock();
-        if let Some(share) = shares.get(&mac).and_then(Weak::upgrade) {
-            return share;
-        }
-        shares.retain(|_, share| share.strong_count() > 0);
-        let share = Arc::new(Share::default());
-        shares.insert(mac, Arc::downgrade(&share));
-        share
+        self.0.of(mac)
     }
 
     /// Sets the share of a device.
     pub(crate) fn set(&self, mac: MacAddr, config: ShareConfig) -> DeviceShare {
         let share = Arc::new(Share::new(config));
-        self.0.lock().insert(mac, Arc::downgrade(&share));
+        self.0.set(mac, &share);
         DeviceShare(share)
     }
 }

@@ -254,19 +254,15 @@ fn the_same_seed_gives_the_same_outcome() {
     assert!(first.iter().any(|outcome| *outcome != first[0]));
 }
 
-over_a_cable! {
-    errors_of_the_requester
-    errors_of_the_responder
-    losses_are_retried_until_the_retries_are_used_up
-    withheld_receives_make_the_peer_wait_and_then_fail
-    a_full_completion_queue_ends_its_queue_pair
-    a_shared_receive_queue_reports_that_it_is_broken
-    a_revoked_key_is_refused_to_other_connections_too
-    a_rule_for_one_queue_pair_leaves_the_others_alone
-    the_same_seed_gives_the_same_outcome
+/// Makes tests of this module run over a cable and on slow memory as well.
+macro_rules! on_all_paths {
+    ($($case:ident)*) => {
+        over_a_cable! { $($case)* }
+        on_slow_memory! { $($case)* }
+    };
 }
 
-on_slow_memory! {
+on_all_paths! {
     errors_of_the_requester
     errors_of_the_responder
     losses_are_retried_until_the_retries_are_used_up

@@ -138,12 +138,10 @@ impl ServedDevice {
                 nic.link.device().set_link(false);
             }
         }
-        let (doorbells, pages, touched) = match arrivals.as_deref_mut() {
-            Some(arrivals) => match arrivals.receive((&device.config.name, false))? {
-                Some((setup, file, touched)) => (setup, Some(file), Some(touched)),
-                None => (doorbells, None, Some(false)),
-            },
-            None => (doorbells, pages, None),
+        let arriving = arrivals.as_deref_mut().map(|arrivals| arrivals.receive((&device.config.name, false)));
+        let (doorbells, pages, touched) = match arriving.transpose()?.flatten() {
+            Some((setup, file, touched)) => (setup, Some(file), touched),
+            None => (doorbells, pages, false),
         };
         let doorbells = lend(&device, doorbells, pages, &function)?;
         let mapped: Arc<dyn MappedDoorbells> = Arc::<PvrdmaDevice<B>>::clone(&function);
@@ -165,7 +163,7 @@ impl ServedDevice {
         let (server, former) = match (arrivals, &migratable) {
             (Some(arrivals), Some(function)) => {
                 let server = arrivals.serve(&device.config.name, Arc::clone(function), listener, endpoint)?;
-                arrivals.add_pages(doorbells.arriving(touched.unwrap_or(false), mapped));
+                arrivals.add_pages(doorbells.arriving(touched, mapped));
                 (server, arrivals.take_counts())
             }
             (Some(_), None) => bail!("the host's adapter cannot restore it"),

@@ -178,7 +178,7 @@ fn all_frames() -> Vec<Kind> {
     Move::new(&[1500]).run(Action::Pass).2
 }
 
-/// What ends one process or the connection is the same for the other end.
+/// The end of a process looks like the end of the connection to the other process.
 #[test]
 fn a_connection_that_ends_at_any_step_leaves_at_most_one_machine() {
     let frames = all_frames();

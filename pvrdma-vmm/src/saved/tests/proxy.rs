@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use crate::saved::frames::Kind;
 use crate::saved::link::Cancel;
 
-/// Intervention of a proxy, at the frame with this index. Frames of both directions are counted together: a migration
-/// has one order of them.
+/// Intervention of a proxy, at the frame with this index. Frames of both directions are counted together,
+/// because their order is the same in each migration.
 #[derive(Clone, Copy)]
 pub(super) enum Action {
     Pass,
