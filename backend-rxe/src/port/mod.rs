@@ -214,11 +214,7 @@ impl Port {
             port.addresses.join(mac, rule);
         }
         // A device that is alone claims addresses unprobed.
-        if alone {
-            port.prober.stop()
-        } else {
-            port.prober.start()
-        }
+        port.prober.enable(!alone);
         Ok(port)
     }
 

@@ -48,14 +48,14 @@ impl Prober {
         })
     }
 
-    /// Sends the probes of the device from now on.
-    pub(super) fn start(&self) {
-        self.addresses.set_prober(self.mac, Some(&self.task));
+    /// Sends probes for the device from now on, or lets it claim addresses unprobed.
+    pub(super) fn enable(&self, enabled: bool) {
+        self.addresses.set_prober(self.mac, enabled.then_some(&self.task));
     }
 
     /// Ends the probes of a device that is unplugged.
     pub(super) fn stop(&self) {
-        self.addresses.set_prober(self.mac, None);
+        self.enable(false);
         if let Some(timer) = self.timer.lock().take() {
             self.engine.disarm(timer);
         }
