@@ -7,7 +7,7 @@ use log::debug;
 use parking_lot::Mutex;
 use pvrdma_guest_memory::{DmaSpace, MemoryBudget};
 use pvrdma_pci_function::{
-    Bar, CONFIG_SIZE, ConfigSpace, DoorbellPages, InterruptSink, MsixPlace, Outline, PciFunction, StateError, Switches,
+    Deferred, Bar, CONFIG_SIZE, ConfigSpace, DoorbellPages, InterruptSink, MsixPlace, Outline, PciFunction, StateError, Switches,
 };
 use pvrdma_verbs::{AsyncEvent, Backend, EventSink, Hca, PortEvent, VerbsError};
 use pvrdma_verbs_types::PortState;
@@ -389,17 +389,17 @@ where
         }
     }
 
-    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) -> Deferred {
         match bar {
             1 => {
-                if let Some(write) = RegWrite::decode(offset, data) {
-                    self.register_write(write);
-                }
+                let Some(write) = RegWrite::decode(offset, data) else { return Deferred::Nothing };
+                self.register_write(write);
             }
             2 => self.core.doorbell(offset, data),
             // BAR 0 holds the MSI-X table, which the VMM emulates.
-            _ => {}
+            _ => return Deferred::Nothing,
         }
+        Deferred::Pending
     }
 
     fn run_deferred(&self) {

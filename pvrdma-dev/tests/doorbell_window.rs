@@ -275,7 +275,7 @@ fn a_second_process_never_sees_what_the_first_wrote() {
     };
     let words: Vec<u64> = (0..4096).step_by(4).collect();
     for &offset in &words {
-        guest.pages.bar_write(2, u64::from(page) * 4096 + offset, &secret);
+        let _ = guest.pages.bar_write(2, u64::from(page) * 4096 + offset, &secret);
     }
     assert!(words.iter().all(|&offset| read(offset) == secret), "it is memory");
     guest.context.clone().close().unwrap();

@@ -56,7 +56,9 @@ fn doorbells_of_one_queue_collapse() {
     let (test, mock) = mock_device();
     let process = Process::new(&test.driver(), false, 16);
     let (first, second) = (process.rc(), process.rc());
-    let ring = |handle: u32, bits: u32| test.device.bar_write(2, 0, &(handle | bits).to_le_bytes());
+    let ring = |handle: u32, bits: u32| {
+        let _ = test.device.bar_write(2, 0, &(handle | bits).to_le_bytes());
+    };
     let (send, recv) = (1 << 30, 1 << 31);
     for _ in 0..1000 {
         ring(first.handle, send);
@@ -102,7 +104,7 @@ fn spurious() {
                 driver.pci().doorbell(page, offset, value);
             }
             for size in [1, 2, 3, 8, 64] {
-                driver.pci().0.bar_write(2, u64::from(page) * 4096 + offset, &vec![0xff; size]);
+                let _ = driver.pci().0.bar_write(2, u64::from(page) * 4096 + offset, &vec![0xff; size]);
             }
         }
     }

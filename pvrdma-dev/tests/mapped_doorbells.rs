@@ -128,7 +128,7 @@ fn a_process_is_watched_from_its_first_touch_on() {
     let contexts = || test.device.inspect_objects(ObjectKind::Context)[0]["doorbells"].clone();
     assert_eq!(contexts(), "trapped");
     // By a message, without a store to the page.
-    test.device.bar_write(2, u64::from(pd.uar) * 4096 + 4, &(cq.handle | 1 << 30).to_le_bytes());
+    let _ = test.device.bar_write(2, u64::from(pd.uar) * 4096 + 4, &(cq.handle | 1 << 30).to_le_bytes());
     mock.complete_send(qp.handle, &success(qp.handle)).unwrap();
     assert_eq!(driver.notifications(), [cq.handle], "armed exactly");
     mock.complete_send(qp.handle, &success(qp.handle)).unwrap();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
 use parking_lot::Mutex;
-use pvrdma_pci_function::{Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Identity, MsixPlace, PciFunction};
+use pvrdma_pci_function::{Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Deferred, Identity, MsixPlace, PciFunction};
 use pvrdma_pci_slot::Slot;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -117,10 +117,11 @@ impl PciFunction for PowerFunction {
         }
     }
 
-    fn bar_write(&self, _bar: usize, offset: u64, data: &[u8]) {
+    fn bar_write(&self, _bar: usize, offset: u64, data: &[u8]) -> Deferred {
         if let (0, Some(byte)) = (offset, data.first()) {
             self.power.say(*byte);
         }
+        Deferred::Nothing
     }
 
     fn run_deferred(&self) {}
@@ -152,10 +153,10 @@ mod tests {
         function.bar_read(0, 0, &mut can);
         assert_eq!(can[0], PANICKED | SHUTDOWN);
         for (offset, what) in [(0, PANICKED), (0, 0), (1, SHUTDOWN)] {
-            function.bar_write(0, offset, &[what]);
+            assert_eq!(function.bar_write(0, offset, &[what]), Deferred::Nothing);
             assert!(!power.is_off() && power.event().read().is_err(), "{what} at {offset}");
         }
-        function.bar_write(0, 0, &[SHUTDOWN]);
+        assert_eq!(function.bar_write(0, 0, &[SHUTDOWN]), Deferred::Nothing);
         assert!(power.is_off());
         assert_eq!(power.event().read().unwrap(), 1);
     }

@@ -19,7 +19,7 @@ use std::time::Duration;
 use common::traffic::{gid, mac};
 use common::{Raw, access as access_body, eventfd, irqs_body, map_body, memfd, take_signals, write_body};
 use pvrdma_dev::testing::{Cq, Driver, GuestMemory, Irqs, MEMORY_BASE, Path, QpInit, SendWr, access, status};
-use pvrdma_pci_function::{Bar, InterruptSink, MsixPlace, PciFunction};
+use pvrdma_pci_function::{Bar, Deferred, InterruptSink, MsixPlace, PciFunction};
 use pvrdma_vfio_user_server::message::{Command, HEADER_SIZE, Header};
 use rustix::event::{PollFd, PollFlags};
 use serde_json::Value;
@@ -97,8 +97,9 @@ impl PciFunction for Mortal {
         data.copy_from_slice(&self.call(Command::REGION_READ, &access_body(bar, offset, count), &[])[16..]);
     }
 
-    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) -> Deferred {
         self.call(Command::REGION_WRITE, &write_body(u32::try_from(bar).unwrap(), offset, data), &[]);
+        Deferred::Nothing
     }
 
     fn run_deferred(&self) {}

@@ -8,7 +8,7 @@ use pvrdma_base::Counter;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::{
-    Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Doorbell, FIRST_CAPABILITY, Identity, InterruptSink, MsixPlace,
+    Deferred, Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Doorbell, FIRST_CAPABILITY, Identity, InterruptSink, MsixPlace,
     Outline, PciFunction, StateError, Switches,
 };
 
@@ -32,9 +32,8 @@ const MSIX_PENDING: u32 = 0x1000;
 /// A vmxnet3 function.
 ///
 /// Register accesses and commands run on the calling thread, one at a time. Frames run concurrently with them and with
-/// each other. The owner must call [`PciFunction::run_deferred`] after each write to BAR 0 and BAR 1, must not post
-/// writes (the driver frees memory when RESET returns), and must not call back into registers from its
-/// [`InterruptSink`] or its [`FramePort`].
+/// each other. The owner must not post writes (the driver frees memory when RESET returns), and must not call back into
+/// registers from its [`InterruptSink`] or its [`FramePort`].
 pub struct Vmxnet3Device {
     pub(crate) core: Core,
     pub(crate) control: Mutex<Control>,
@@ -355,11 +354,11 @@ impl PciFunction for Vmxnet3Device {
         }
     }
 
-    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) -> Deferred {
         // BAR 2 holds the MSI-X table, which the VMM maintains. The decoder ignores it.
-        if let Some(write) = RegWrite::decode(bar, offset, data) {
-            self.register_write(write);
-        }
+        let Some(write) = RegWrite::decode(bar, offset, data) else { return Deferred::Nothing };
+        self.register_write(write);
+        Deferred::Pending
     }
 
     fn run_deferred(&self) {

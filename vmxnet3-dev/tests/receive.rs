@@ -316,7 +316,7 @@ fn the_wish_for_doorbells_ends_with_a_round() {
     assert_eq!(driver.poll(0).len(), 24);
     assert!(driver.rx[0].doorbell_wanted(&guest.memory), "still in the round");
     // The request is withdrawn before the interrupt of the next round.
-    guest.device.bar_write(0, 0, &0_u32.to_le_bytes());
+    let _ = guest.device.bar_write(0, 0, &0_u32.to_le_bytes());
     assert!(!driver.rx[0].doorbell_wanted(&guest.memory));
     assert_eq!(guest.irqs.take(0), 1);
 }

@@ -42,14 +42,42 @@ pub struct Doorbell {
     pub value: Option<u32>,
 }
 
+/// Work that a write to a BAR left behind, such as the transfers of a doorbell.
+///
+/// The VMM runs it after the guest's write has completed, so that the guest's processor does not wait for its own
+/// transfer. Several writes may share a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "without a run of the deferred work, the function sends nothing"]
+pub enum Deferred {
+    /// There is none.
+    Nothing,
+    /// [`PciFunction::run_deferred`] does it.
+    Pending,
+}
+
+impl Deferred {
+    /// Returns the work of both.
+    pub fn and(self, other: Self) -> Self {
+        if self == Self::Nothing { other } else { self }
+    }
+
+    /// Runs the work of `function` on this thread, if there is any.
+    #[inline]
+    pub fn run(self, function: &(impl PciFunction + ?Sized)) {
+        if self == Self::Pending {
+            function.run_deferred();
+        }
+    }
+}
+
 /// A PCI function as a VMM drives it.
 ///
 /// Accesses never fail: an unknown register reads as zero and ignores writes, at any access size. Every call returns in
 /// bounded time. Calls may come from several threads.
 ///
-/// A VMM has four duties: it decodes the BARs only while Memory Space Enable of the command register is set, calls
-/// [`Self::run_deferred`] after each write to a BAR, calls [`Self::reset`] when the machine is reset, and never calls
-/// back into the function from its [`InterruptSink`]. The crate `pvrdma-pci-slot` does all but the reset.
+/// A VMM has four duties: it decodes the BARs only while Memory Space Enable of the command register is set, runs the
+/// [`Deferred`] work of each write to a BAR, calls [`Self::reset`] when the machine is reset, and never calls back into
+/// the function from its [`InterruptSink`]. The crate `pvrdma-pci-slot` does all but the reset.
 pub trait PciFunction: Send + Sync {
     /// Base address registers by index.
     fn bars(&self) -> [Option<Bar>; 6];
@@ -67,12 +95,11 @@ pub trait PciFunction: Send + Sync {
     /// Reads from a BAR.
     fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]);
 
-    /// Writes to a BAR. Registers have taken effect when this returns; doorbells may leave work behind, see
-    /// [`Self::run_deferred`].
-    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]);
+    /// Writes to a BAR. Registers have taken effect when this returns; doorbells may leave work behind, which the VMM
+    /// runs after the guest's write has completed.
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) -> Deferred;
 
-    /// Does a bounded amount of the work that doorbells left behind. The VMM calls it after the guest's write has
-    /// completed, so that the guest's processor does not wait for its own transfer.
+    /// Does a bounded amount of the work that doorbells left behind: see [`Deferred`].
     fn run_deferred(&self);
 
     /// Location of MSI-X, if the function has it. Never changes.

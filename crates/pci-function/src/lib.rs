@@ -37,7 +37,7 @@ mod state_error;
 
 pub use config_space::{ConfigLayout, ConfigSpace, FIRST_CAPABILITY, Identity, Switches};
 pub use doorbell_window::{DOORBELL_PAGE_SIZE, DoorbellPages, DoorbellWindow};
-pub use function::{Bar, Doorbell, InterruptSink, MsixPlace, PciFunction};
+pub use function::{Bar, Deferred, Doorbell, InterruptSink, MsixPlace, PciFunction};
 pub use interrupt_pin::InterruptPin;
 pub use migratable::Migratable;
 pub use outline::{CONFIG_SIZE, Outline};

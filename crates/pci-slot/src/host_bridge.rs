@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_pci_function::{Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Identity, MsixPlace, PciFunction};
+use pvrdma_pci_function::{Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Deferred, Identity, MsixPlace, PciFunction};
 
 use crate::slot::{Slot, SlotError};
 
@@ -52,7 +52,9 @@ impl PciFunction for HostBridge {
         data.fill(0);
     }
 
-    fn bar_write(&self, _bar: usize, _offset: u64, _data: &[u8]) {}
+    fn bar_write(&self, _bar: usize, _offset: u64, _data: &[u8]) -> Deferred {
+        Deferred::Nothing
+    }
 
     fn run_deferred(&self) {}
 

@@ -27,7 +27,7 @@ mod tests {
 
     use parking_lot::Mutex;
     use pvrdma_pci_function::{
-        Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Identity, InterruptSink, MsixPlace, PciFunction,
+        Deferred, Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Identity, InterruptSink, MsixPlace, PciFunction,
     };
 
     use super::*;
@@ -59,7 +59,9 @@ mod tests {
 
         fn bar_read(&self, _bar: usize, _offset: u64, _data: &mut [u8]) {}
 
-        fn bar_write(&self, _bar: usize, _offset: u64, _data: &[u8]) {}
+        fn bar_write(&self, _bar: usize, _offset: u64, _data: &[u8]) -> Deferred {
+        Deferred::Nothing
+    }
 
         fn run_deferred(&self) {}
 

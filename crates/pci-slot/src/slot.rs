@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 use pvrdma_handover::Pending;
-use pvrdma_pci_function::{Bar, Doorbell, MsixPlace, PciFunction};
+use pvrdma_pci_function::{Bar, Deferred, Doorbell, MsixPlace, PciFunction};
 use thiserror::Error;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -269,8 +269,7 @@ impl Slot {
     pub(crate) fn ring(&self, function: usize, doorbell: &Doorbell) {
         if let Some(placed) = self.function(function) {
             let Doorbell { bar, offset, value } = *doorbell;
-            placed.function.bar_write(bar, offset, &value.unwrap_or(0).to_le_bytes());
-            placed.function.run_deferred();
+            placed.function.bar_write(bar, offset, &value.unwrap_or(0).to_le_bytes()).run(&*placed.function);
         }
     }
 
@@ -359,8 +358,9 @@ impl Slot {
             Some((Part::Table, offset)) => placed.vectors.table_write(offset, data),
             Some((Part::Pending, _)) => {}
             None => {
-                placed.function.bar_write(bar, offset, data);
-                self.leave(function, placed);
+                if placed.function.bar_write(bar, offset, data) == Deferred::Pending {
+                    self.leave(function, placed);
+                }
             }
         }
         true

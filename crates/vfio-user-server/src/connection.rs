@@ -11,7 +11,7 @@ use std::time::Instant;
 use log::debug;
 use pvrdma_base::EndOnPanic;
 use pvrdma_guest_memory::{REMEMBERED, STALLS};
-use pvrdma_pci_function::Outline;
+use pvrdma_pci_function::{Deferred, Outline};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use serde_json::Value;
@@ -146,6 +146,8 @@ struct Connection<'a> {
     lends: bool,
     /// Received descriptors with this number or a higher one are refused.
     descriptors: u64,
+    /// Work behind the writes of the message.
+    deferred: Deferred,
 }
 
 impl<'a> Connection<'a> {
@@ -162,6 +164,7 @@ impl<'a> Connection<'a> {
             out: Vec::new(),
             lends: false,
             descriptors: usable_descriptors(),
+            deferred: Deferred::Nothing,
         }
     }
 
@@ -293,9 +296,7 @@ impl<'a> Connection<'a> {
                 }
             }
         }
-        if matches!(command, Command::REGION_WRITE | Command::REGION_WRITE_MULTI) {
-            self.endpoint.function.run_deferred();
-        }
+        std::mem::replace(&mut self.deferred, Deferred::Nothing).run(&*self.endpoint.function);
         Ok(())
     }
 
@@ -470,14 +471,15 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    fn write(&self, region: Region, access: &RegionAccess, data: &[u8]) {
+    fn write(&mut self, region: Region, access: &RegionAccess, data: &[u8]) {
         let data = data.get(..self.shape.inside(region, access)).unwrap_or_default();
         if data.is_empty() {
             return;
         }
         match region {
             Region::Bar(bar) => {
-                self.endpoint.function.bar_write(bar, access.offset, data);
+                let deferred = self.endpoint.function.bar_write(bar, access.offset, data);
+                self.deferred = self.deferred.and(deferred);
                 if self.endpoint.function.outline_bar() == Some(bar) {
                     self.endpoint.note_function();
                 }

@@ -34,7 +34,7 @@
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("answer.sock");
 //! use pvrdma_guest_memory::{DmaSpace, PinPolicy};
-//! use pvrdma_pci_function::{Bar, MsixPlace, PciFunction};
+//! use pvrdma_pci_function::{Bar, Deferred, MsixPlace, PciFunction};
 //! use pvrdma_vfio_user_server::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
 //!
 //! struct Answer;
@@ -44,7 +44,7 @@
 //!     fn config_read(&self, _: usize, data: &mut [u8]) { data.fill(0) }
 //!     fn config_write(&self, _: usize, _: &[u8]) {}
 //!     fn bar_read(&self, _: usize, _: u64, data: &mut [u8]) { data.fill(42) }
-//!     fn bar_write(&self, _: usize, _: u64, _: &[u8]) {}
+//!     fn bar_write(&self, _: usize, _: u64, _: &[u8]) -> Deferred { Deferred::Nothing }
 //!     fn run_deferred(&self) {}
 //!     fn msix(&self) -> Option<MsixPlace> { None }
 //!     fn reset(&self) {}

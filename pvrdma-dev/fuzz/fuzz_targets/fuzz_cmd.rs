@@ -330,8 +330,7 @@ impl Fixture {
     fn doorbell(&self, page: u8, register: u8, bits: u8, handle: Handle) {
         let value = u32::from(bits) << 24 | handle.get() & 0x00ff_ffff;
         let at = u64::from(page % 9) * PAGE + u64::from(register % 4) * 4;
-        self.guest.device.bar_write(2, at, &value.to_le_bytes());
-        self.guest.device.run_deferred();
+        self.guest.device.bar_write(2, at, &value.to_le_bytes()).run(&*self.guest.device);
     }
 }
 

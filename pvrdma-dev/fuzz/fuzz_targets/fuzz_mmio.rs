@@ -50,21 +50,23 @@ fuzz_target!(|steps: Steps<Step>| {
             Step::BarRead(bar, at, len) => {
                 device.bar_read(usize::from(*bar % 7), at.get().into(), &mut vec![0xa5; usize::from(*len)]);
             }
-            Step::BarWrite(bar, at, data) => device.bar_write(usize::from(*bar % 7), at.get().into(), &data.0),
+            Step::BarWrite(bar, at, data) => {
+                let _ = device.bar_write(usize::from(*bar % 7), at.get().into(), &data.0);
+            }
             Step::Register(register, value) => {
                 let at = u64::from(register % 12) * 4;
-                device.bar_write(1, at, &value.get().to_le_bytes());
+                let _ = device.bar_write(1, at, &value.get().to_le_bytes());
                 device.bar_read(1, at, &mut [0; 4]);
             }
             Step::Region(address) => {
                 let [low @ .., _, _, _, _] = address.get(PAGES).to_le_bytes();
                 let [_, _, _, _, high @ ..] = address.get(PAGES).to_le_bytes();
-                device.bar_write(1, 4, &low);
-                device.bar_write(1, 8, &high);
+                let _ = device.bar_write(1, 4, &low);
+                let _ = device.bar_write(1, 8, &high);
             }
             Step::Doorbell(page, register, bits, handle) => {
                 let value = u32::from(*bits) << 24 | handle.get() & 0x00ff_ffff;
-                device.bar_write(2, u64::from(page % 10) * PAGE + u64::from(register % 4) * 4, &value.to_le_bytes());
+                let _ = device.bar_write(2, u64::from(page % 10) * PAGE + u64::from(register % 4) * 4, &value.to_le_bytes());
             }
             Step::Memory(address, data) => poke(&guest.memory, address.get(PAGES), &data.0),
             Step::Pointer(at, address) => {
@@ -74,7 +76,9 @@ fuzz_target!(|steps: Steps<Step>| {
                 let bytes: Vec<u8> = words.0.iter().flat_map(|word| word.get().to_le_bytes()).collect();
                 poke(&guest.memory, at.get(PAGES) & !3, &bytes);
             }
-            Step::Command => device.bar_write(1, 0x10, &[0; 4]),
+            Step::Command => {
+                let _ = device.bar_write(1, 0x10, &[0; 4]);
+            }
             Step::Deferred => {
                 device.run_deferred();
                 world.settle();

@@ -368,8 +368,7 @@ impl Side {
 
     fn doorbell(&self, page: u32, register: u8, value: u32) {
         let at = u64::from(page) * PAGE + u64::from(register) * 4;
-        self.guest.device.bar_write(2, at, &value.to_le_bytes());
-        self.guest.device.run_deferred();
+        self.guest.device.bar_write(2, at, &value.to_le_bytes()).run(&*self.guest.device);
     }
 
     fn ring(&self, index: u8) -> DriverRing {

@@ -111,11 +111,11 @@ impl Guest {
         for page in 0..2 {
             for (at, value) in [(0, 0xc000_0000_u32), (4, 0xe000_0000), (8, 0x4000_0000)] {
                 for handle in 0..4_u32 {
-                    self.device.bar_write(2, page * PAGE + at, &(value | handle).to_le_bytes());
+                    let _ = self.device.bar_write(2, page * PAGE + at, &(value | handle).to_le_bytes());
                 }
             }
         }
-        self.device.bar_write(1, 0x10, &[0; 4]);
+        let _ = self.device.bar_write(1, 0x10, &[0; 4]);
         self.device.run_deferred();
         world.pass(Duration::from_secs(60));
         let status = self.device.status();

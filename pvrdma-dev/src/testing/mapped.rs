@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use pvrdma_pci_function::{Bar, MsixPlace, PciFunction};
+use pvrdma_pci_function::{Bar, Deferred, MsixPlace, PciFunction};
 use pvrdma_verbs::Backend;
 
 use crate::device::PvrdmaDevice;
@@ -155,14 +155,16 @@ impl PciFunction for MappedPages {
         self.function.bar_read(bar, offset, data);
     }
 
-    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) -> Deferred {
         let page = (offset / 4096) as u32;
         if bar != 2 || !self.device.doorbell_pages().contains(&page) {
-            self.function.bar_write(bar, offset, data);
-        } else if self.pages.present.lock().insert(page) {
+            return self.function.bar_write(bar, offset, data);
+        }
+        if self.pages.present.lock().insert(page) {
             self.pages.faults.fetch_add(1, Ordering::SeqCst);
             self.pages.touched.lock().push(page);
         }
+        Deferred::Pending
     }
 
     fn run_deferred(&self) {

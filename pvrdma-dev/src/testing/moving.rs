@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use pvrdma_pci_function::{Bar, MsixPlace, PciFunction};
+use pvrdma_pci_function::{Bar, Deferred, MsixPlace, PciFunction};
 
 /// A function as its guest sees it: it belongs to one device after another.
 pub struct MovingFunction(RwLock<Arc<dyn PciFunction>>);
@@ -52,8 +52,8 @@ impl PciFunction for MovingFunction {
         self.device().bar_read(bar, offset, data);
     }
 
-    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
-        self.device().bar_write(bar, offset, data);
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) -> Deferred {
+        self.device().bar_write(bar, offset, data)
     }
 
     fn run_deferred(&self) {

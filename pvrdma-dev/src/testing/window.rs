@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use pvrdma_pci_function::{Bar, DoorbellPages, DoorbellWindow, MsixPlace, PciFunction};
+use pvrdma_pci_function::{Bar, Deferred, DoorbellPages, DoorbellWindow, MsixPlace, PciFunction};
 use pvrdma_verbs::Backend;
 
 use crate::device::PvrdmaDevice;
@@ -204,14 +204,15 @@ impl PciFunction for WindowPages {
         self.function.bar_read(bar, offset, data);
     }
 
-    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) -> Deferred {
         if let Some((page, place)) = Self::silent_place(bar, offset)
             && let Some(memory) = self.memory.pages.lock().get_mut(&page)
         {
             self.memory.silent.fetch_add(1, Ordering::SeqCst);
-            return memory[place..place + data.len()].copy_from_slice(data);
+            memory[place..place + data.len()].copy_from_slice(data);
+            return Deferred::Nothing;
         }
-        self.function.bar_write(bar, offset, data);
+        self.function.bar_write(bar, offset, data)
     }
 
     fn run_deferred(&self) {

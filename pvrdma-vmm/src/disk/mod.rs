@@ -13,7 +13,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
 use pvrdma_pci_function::{
-    Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Doorbell, FIRST_CAPABILITY, Identity, InterruptSink, MsixPlace,
+    Deferred, Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Doorbell, FIRST_CAPABILITY, Identity, InterruptSink, MsixPlace,
     PciFunction,
 };
 use pvrdma_pci_slot::Slot;
@@ -214,11 +214,12 @@ impl PciFunction for Disk {
         }
     }
 
-    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) -> Deferred {
         if bar == REGISTERS && offset < PAGE {
             self.registers.lock().write(offset, data);
         }
         // A notification carries no information; `run_deferred` checks the queue.
+        Deferred::Pending
     }
 
     fn run_deferred(&self) {

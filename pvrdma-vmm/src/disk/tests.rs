@@ -60,7 +60,7 @@ impl Driver {
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        self.disk.bar_write(REGISTERS, offset, data);
+        let _ = self.disk.bar_write(REGISTERS, offset, data);
     }
 
     fn read(&self, offset: u64, len: usize) -> u64 {
@@ -83,8 +83,7 @@ impl Driver {
         self.memory.write_obj(0_u16, GuestAddress(slot)).unwrap();
         self.posted += 1;
         self.memory.write_obj(self.posted, GuestAddress(AVAILABLE + 2)).unwrap();
-        self.disk.bar_write(REGISTERS, NOTIFY, &[0, 0]);
-        self.disk.run_deferred();
+        self.disk.bar_write(REGISTERS, NOTIFY, &[0, 0]).run(&self.disk);
     }
 
     /// Sends a request with header and status; returns the status and the number of bytes written.

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arbitrary::{Arbitrary, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use pvrdma_guest_memory::{DmaSpace, MemoryBudget, PinPolicy};
-use pvrdma_pci_function::{Bar, InterruptSink, Migratable, MsixPlace, PciFunction, StateError};
+use pvrdma_pci_function::{Bar, Deferred, InterruptSink, Migratable, MsixPlace, PciFunction, StateError};
 use pvrdma_vfio_user_server::{
     ConnectionStats, Endpoint, FileRules, IrqTable, MigratableDevice, REPLY_DEADLINE,
     message::{Command, HEADER_SIZE, Header, MessageKind},
@@ -280,12 +280,13 @@ impl PciFunction for Function {
         data.fill(0x22);
     }
 
-    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) -> Deferred {
         self.reset.store(false, Ordering::Relaxed);
         assert!(!data.is_empty() && offset + data.len() as u64 <= BARS[bar]);
         assert!(!self.paused.load(Ordering::Relaxed));
         self.irqs.msix(u16::from(data[0] % 4));
         self.irqs.intx(data[0] & 4 != 0);
+        Deferred::Pending
     }
 
     fn run_deferred(&self) {}

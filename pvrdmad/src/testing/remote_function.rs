@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
 use pvrdma_dev::testing::{Irqs, MEMORY_BASE};
-use pvrdma_pci_function::{Bar, InterruptSink, MsixPlace, PciFunction};
+use pvrdma_pci_function::{Bar, Deferred, InterruptSink, MsixPlace, PciFunction};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use vfio_user::Client;
 use vm_memory::mmap::MmapRegion;
@@ -140,7 +140,7 @@ impl PciFunction for RemoteFunction {
         }
     }
 
-    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) -> Deferred {
         let word = data.first_chunk().map(|word| u32::from_le_bytes(*word));
         let stores = |doorbells: &Doorbells| {
             doorbells.access(bar, offset, |memory, at| {
@@ -150,6 +150,7 @@ impl PciFunction for RemoteFunction {
         if !self.doorbells.as_ref().is_some_and(stores) {
             self.write(region(bar), offset, data);
         }
+        Deferred::Nothing
     }
 
     fn run_deferred(&self) {}

@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use pvrdma_guest_memory::{DmaSpace, MemoryBudget, PinPolicy};
 use pvrdma_link::ManualClock;
-use pvrdma_pci_function::{Bar, InterruptSink, MsixPlace, Outline, PciFunction, StateError};
+use pvrdma_pci_function::{Bar, Deferred, InterruptSink, MsixPlace, Outline, PciFunction, StateError};
 use pvrdma_vfio_user_server::{
     AdoptError, AdoptedClient, ClientConnection, ConnectionStats, Endpoint, FileRules, IrqTable, MigratableDevice,
     REPLY_DEADLINE, Recovery, Server,
@@ -159,7 +159,7 @@ impl PciFunction for TestFunction {
         }
     }
 
-    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) -> Deferred {
         if bar == 1 {
             let at = usize::try_from(offset).unwrap();
             self.registers.lock().unwrap()[at..at + data.len()].copy_from_slice(data);
@@ -175,6 +175,7 @@ impl PciFunction for TestFunction {
             }
         }
         self.note(Event::Write(bar, offset, data.to_vec()));
+        Deferred::Pending
     }
 
     fn run_deferred(&self) {

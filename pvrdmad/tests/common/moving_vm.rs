@@ -9,7 +9,7 @@ use std::thread;
 
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use pvrdma_dev::testing::{Driver, GuestMemory, Irqs, MEMORY_BASE};
-use pvrdma_pci_function::{Bar, InterruptSink, MsixPlace, PciFunction};
+use pvrdma_pci_function::{Bar, Deferred, InterruptSink, MsixPlace, PciFunction};
 use pvrdma_vfio_user_server::message::Command;
 use rustix::event::{PollFd, PollFlags};
 
@@ -195,9 +195,10 @@ impl PciFunction for MovingVm {
         self.call(|client| data.copy_from_slice(&read(client, bar, offset, data.len())));
     }
 
-    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) -> Deferred {
         let bar = u32::try_from(bar).unwrap();
         self.call(|client| client.write(bar, offset, data));
+        Deferred::Nothing
     }
 
     fn run_deferred(&self) {}

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pvrdma_dev::testing::{Driver, GuestMemory, Irqs, MEMORY_BASE, ProbeError};
-use pvrdma_pci_function::{Bar, InterruptSink, MsixPlace, PciFunction};
+use pvrdma_pci_function::{Bar, Deferred, InterruptSink, MsixPlace, PciFunction};
 use pvrdma_vfio_user_server::message::{Command, HEADER_SIZE, Header};
 use rustix::event::{PollFd, PollFlags};
 
@@ -138,8 +138,9 @@ impl PciFunction for Function {
         self.read(u32::try_from(bar).unwrap(), offset, data);
     }
 
-    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) -> Deferred {
         self.call(Command::REGION_WRITE, &write_body(u32::try_from(bar).unwrap(), offset, data));
+        Deferred::Nothing
     }
 
     fn run_deferred(&self) {}

@@ -184,7 +184,7 @@ fn who_reads_tells_of_what_is_left() {
     for _ in 0..15 {
         driver.tx[0].post(&guest.memory, &TxPacket::in_parts(&pattern(60_000), 16_384, TxOffload::None));
     }
-    guest.device.bar_write(0, 0x600, &driver.tx[0].next_fill().to_le_bytes());
+    let _ = guest.device.bar_write(0, 0x600, &driver.tx[0].next_fill().to_le_bytes());
     assert_eq!((read(&link, 64).len(), driver.reap(0)), (0, BATCH.div_ceil(60_000)));
     assert!(ready(&link)[0], "packets are left, and all threads sleep");
     while ready(&link)[0] {

@@ -48,8 +48,7 @@ impl Guest {
 
     /// Writes a register, and runs the deferred work.
     pub fn write(&self, bar: usize, offset: u64, value: u32) {
-        self.device.bar_write(bar, offset, &value.to_le_bytes());
-        self.device.run_deferred();
+        self.device.bar_write(bar, offset, &value.to_le_bytes()).run(&*self.device);
     }
 
     /// Writes a command and reads its result.

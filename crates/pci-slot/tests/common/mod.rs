@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_pci_function::{Bar, InterruptSink, MsixPlace, PciFunction};
+use pvrdma_pci_function::{Bar, Deferred, InterruptSink, MsixPlace, PciFunction};
 use pvrdma_pci_slot::{BarMap, ConfigPorts, InterruptLine, Message, PciBus};
 use vm_device::bus::{MmioAddress, PioAddress};
 use vm_device::{DeviceMmio, DevicePio};
@@ -112,8 +112,9 @@ impl PciFunction for BehindSlot {
         self.machine.read_bytes(self.machine.bar(SLOT, self.function, bar) + offset, data);
     }
 
-    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) -> Deferred {
         self.machine.write_bytes(self.machine.bar(SLOT, self.function, bar) + offset, data);
+        Deferred::Nothing
     }
 
     /// The slot's affair.
