@@ -184,7 +184,7 @@ fn doorbells_during_commands_and_resets() {
                 while !stop.load(Ordering::Relaxed) {
                     value = value.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
                     let at = u64::from(value >> 8) % 3 * PAGE + u64::from(value >> 16) % 3 * 4;
-                    device.bar_write(2, at, &(value & 0xe000_0003).to_le_bytes()).run(device);
+                    device.bar_write(2, at, &(value & 0xe000_0003).to_le_bytes()).run(&**device);
                     device.bar_read(1, register::ERR, &mut [0; 4]);
                 }
             });
