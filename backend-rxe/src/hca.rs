@@ -173,8 +173,8 @@ impl Hca for RxeHca {
         Ok(changed)
     }
 
-    fn set_carried(&self, bytes: Option<u32>) -> bool {
-        self.fabric.port.as_ref().is_some_and(|port| port.set_carried(bytes))
+    fn set_uplink_mtu(&self, bytes: Option<u32>) -> bool {
+        self.fabric.port.as_ref().is_some_and(|port| port.set_uplink_mtu(bytes))
     }
 
     fn bind_gid_in_vlan(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError> {

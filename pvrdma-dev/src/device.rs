@@ -20,7 +20,7 @@ use crate::core::Core;
 use crate::dsr;
 use crate::error::{HandshakeError, RegisterError};
 use crate::intr::Interrupts;
-use crate::limits::LimitStatus;
+use crate::limits::{LimitError, LimitStatus};
 use crate::pci::config_space;
 use crate::regs::{RegRead, RegWrite};
 use crate::stats::{DeviceStatus, KeptStatus, MemoryStatus, Phase, RecoveryStatus};
@@ -132,9 +132,9 @@ impl<B: Backend> PvrdmaDevice<B> {
     /// Sets the MTU of the uplink: the largest IP packet, in bytes, that reaches other hosts. `None` restores the
     /// configured MTU. If the path MTU of the port changes, the driver gets a port event, after which programs query it
     /// again. Returns `true` if it changes.
-    pub fn set_carried(&self, bytes: Option<u32>) -> bool {
+    pub fn set_uplink_mtu(&self, bytes: Option<u32>) -> bool {
         let core = &self.core;
-        let changed = core.hca.set_carried(bytes);
+        let changed = core.hca.set_uplink_mtu(bytes);
         if changed && core.gate.is_open() && core.hca.port().state == PortState::Active {
             self.port_event(PortEvent::Active);
         }
@@ -158,7 +158,7 @@ impl<B: Backend> PvrdmaDevice<B> {
     /// A limit is unknown or cannot be changed now, or the value is out of range; nothing has changed then.
     ///
     /// [`LimitChange`]: crate::LimitChange
-    pub fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), String> {
+    pub fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), LimitError> {
         let mut limits = self.core.wanted_limits();
         limits.set_all(values)?;
         self.core.set_limits(limits);

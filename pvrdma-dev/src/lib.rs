@@ -90,7 +90,7 @@ pub use inspect::{
     ContextInspect, CqInspect, DeviceInspect, MrInspect, ObjectKind, PdInspect, QpInspect, QpPeer, QpTraffic,
     SrqInspect,
 };
-pub use limits::{LimitChange, LimitKey, LimitStatus, Limits};
+pub use limits::{LimitChange, LimitError, LimitKey, LimitStatus, Limits};
 pub use objects::GidInspect;
 pub use ring::RingInspect;
 pub use saved::{RestoreError, SaveError};

@@ -8,6 +8,22 @@ use pvrdma_guest_memory::MemoryBudget;
 use pvrdma_verbs::{HcaLimits, VerbsError};
 use serde::de::{DeserializeSeed, Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
+use thiserror::Error as ThisError;
+
+/// Reason why a limit was not set.
+#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
+#[non_exhaustive]
+pub enum LimitError {
+    /// No limit has this name.
+    #[error("there is no limit '{0}' (they are {list})", list = NAMES.join(", "))]
+    Unknown(String),
+    /// A running device cannot change the limit.
+    #[error("{0} is the size of a BAR: it is given when a device is added")]
+    Fixed(String),
+    /// The value is out of range.
+    #[error(transparent)]
+    Value(#[from] VerbsError),
+}
 
 /// Upper limits of a device (section 2.4). Where the interface requires a power of two, the next lower one is
 /// advertised.
@@ -225,21 +241,21 @@ impl Limits {
     ///
     /// # Errors
     /// The limit is unknown, or the value is out of range; nothing has changed then.
-    pub fn set(&mut self, name: &str, value: u64) -> Result<(), String> {
+    pub fn set(&mut self, name: &str, value: u64) -> Result<(), LimitError> {
         let entry = NAMES.iter().zip(self.entries()).find_map(|(known, entry)| (*known == name).then_some(entry));
-        let mut entry = entry.ok_or_else(|| format!("there is no limit '{name}' (they are {})", NAMES.join(", ")))?;
-        entry.set(value).map_err(|error| error.to_string())
+        let mut entry = entry.ok_or_else(|| LimitError::Unknown(name.to_owned()))?;
+        Ok(entry.set(value)?)
     }
 
     /// Sets limits of a running device, by their names.
     ///
     /// # Errors
     /// A limit is unknown, or a running device cannot change it, or a value is out of range; nothing has changed then.
-    pub fn set_all(&mut self, values: &BTreeMap<String, u64>) -> Result<(), String> {
+    pub fn set_all(&mut self, values: &BTreeMap<String, u64>) -> Result<(), LimitError> {
         let mut changed = *self;
         for (name, &value) in values {
             if Self::change(name) == LimitChange::NewDevice {
-                return Err(format!("{name} is the size of a BAR: it is given when a device is added"));
+                return Err(LimitError::Fixed(name.clone()));
             }
             changed.set(name, value)?;
         }
@@ -361,7 +377,7 @@ mod tests {
             (&[("max_uar", 1024)], "size of a BAR"),
             (&[("", 1)], "there is no limit ''"),
         ] {
-            let error = set(values).unwrap_err();
+            let error = set(values).unwrap_err().to_string();
             assert!(error.contains(problem), "{error}");
         }
         let both = Limits::default().beside(limits);

@@ -111,7 +111,7 @@ fn events_wait_for_the_end_of_a_pause() {
     let driver = test.driver();
     let pause = Pause::begin(&test);
     // A smaller MTU of the uplink is announced by a port event.
-    assert!(test.device.set_carried(Some(1000)));
+    assert!(test.device.set_uplink_mtu(Some(1000)));
     // A doorbell tries waiting events again.
     driver.pci().doorbell(0, 0, 0);
     assert!(driver.async_events().is_empty());

@@ -308,7 +308,7 @@ fn activation_populates_nothing() {
     let (test, _) = mock_device_with(MockTest::config(1), GuestMemory::with_policy(1 << 20, PinPolicy::All));
     assert_eq!(bring_up(&test.driver()), 0);
     assert_eq!(test.memory.space().pinned_bytes(), 0);
-    test.memory.space().pin_status().unwrap();
+    test.memory.space().finish_pinning().unwrap();
     assert_eq!(test.memory.space().pinned_bytes(), 1 << 20);
 }
 
@@ -325,7 +325,7 @@ fn activation_needs_resident_memory() {
     file.set_len(0).unwrap();
     let backing = Some(Backing { mapping, offset: 0 });
     test.memory.space().map(DmaRange { iova: 1 << 40, len: 0x2000, writable: true, backing }).unwrap();
-    test.memory.space().pin_status().unwrap_err();
+    test.memory.space().finish_pinning().unwrap_err();
     assert_ne!(bring_up(&driver), 0);
     assert!(matches!(driver.execute(&query_port()), Err(CommandError::Refused(_))));
     assert_eq!(test.device.status().phase, Phase::Handshake);
@@ -356,13 +356,13 @@ fn a_path_mtu_that_changes_is_a_port_event() {
     let heard = || driver.async_events().iter().map(|event| (event.kind, event.info)).collect::<Vec<_>>();
     let path_mtu = || driver.query_port().unwrap()[8];
     for (carried, path_mtu_then) in [(Some(1000), 2), (None, 3), (Some(900), 2)] {
-        assert!(test.device.set_carried(carried) && !test.device.set_carried(carried));
+        assert!(test.device.set_uplink_mtu(carried) && !test.device.set_uplink_mtu(carried));
         assert_eq!((heard(), path_mtu()), (vec![(9, 1)], path_mtu_then));
     }
     // No port-active event is sent while the port is down.
     test.device.set_link(false).unwrap();
     assert_eq!(heard(), [(10, 1)]);
-    assert!(test.device.set_carried(None) && heard().is_empty());
+    assert!(test.device.set_uplink_mtu(None) && heard().is_empty());
 }
 
 /// Changed limits apply to the next driver; the present one keeps the limits that it has read.

@@ -99,7 +99,7 @@ impl Fabric {
 
         // Function 1: the RDMA device.
         let space = DmaSpace::from_guest_memory(memory, vm.pin)?;
-        space.pin_status().context("cannot lock the guest's memory")?;
+        space.finish_pinning().context("cannot lock the guest's memory")?;
         let config = DeviceConfig::new(vm.name.clone(), vm.mac);
         let rdma = PvrdmaDevice::new(config, Arc::clone(&space), slot.interrupts(RDMA), &self.adapter);
         let rdma = rdma.context("RDMA device")?;

@@ -527,7 +527,7 @@ fn limit(text: &str) -> Result<(String, u64), String> {
     let (name, value) = text.split_once('=').ok_or("expected LIMIT=NUMBER")?;
     let value = value.parse().map_err(|_| format!("'{value}' is not a number from 0 to {}", u64::MAX))?;
     // The other process checks it as well.
-    Limits::default().set(name, value)?;
+    Limits::default().set(name, value).map_err(|error| error.to_string())?;
     Ok((name.to_owned(), value))
 }
 

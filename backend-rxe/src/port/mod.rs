@@ -280,7 +280,7 @@ impl Port {
     }
 
     /// Sets the MTU of the uplink. `None` restores the configured MTU. Returns `true` if the path MTU changes.
-    pub(crate) fn set_carried(&self, bytes: Option<u32>) -> bool {
+    pub(crate) fn set_uplink_mtu(&self, bytes: Option<u32>) -> bool {
         let before = self.path_mtu();
         self.carried.store(bytes.unwrap_or(u32::MAX), Ordering::Relaxed);
         self.path_mtu() != before

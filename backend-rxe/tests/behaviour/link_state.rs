@@ -143,8 +143,8 @@ fn path_mtus_follow_what_the_uplink_carries() {
         let (mine, theirs) = (pair.a.buffer(4096), pair.b.buffer(4096));
         let path_mtu = || pair.a.hca.port().active_mtu;
         assert_eq!(path_mtu(), Mtu::M4096);
-        assert!(!pair.a.hca.set_carried(Some(9000)) && path_mtu() == Mtu::M4096, "it is no more than it was made for");
-        assert!(pair.a.hca.set_carried(Some(1500)) && !pair.a.hca.set_carried(Some(1400)));
+        assert!(!pair.a.hca.set_uplink_mtu(Some(9000)) && path_mtu() == Mtu::M4096, "it is no more than it was made for");
+        assert!(pair.a.hca.set_uplink_mtu(Some(1500)) && !pair.a.hca.set_uplink_mtu(Some(1400)));
         assert_eq!(path_mtu(), Mtu::M1024);
         let try_path_mtu = |path_mtu| {
             let end = pair.a.qp(QpType::Rc);
@@ -164,11 +164,11 @@ fn path_mtus_follow_what_the_uplink_carries() {
         pair.world.run();
         assert!(pair.left.scq.poll().is_empty() && pair.a.counter("wire_dropped_too_long") > 0);
         // In time.
-        assert!(pair.a.hca.set_carried(None) && path_mtu() == Mtu::M4096);
+        assert!(pair.a.hca.set_uplink_mtu(None) && path_mtu() == Mtu::M4096);
         pair.settle();
         assert_eq!(pair.left.scq.poll_statuses(), [(2, WcStatus::Success)]);
         // Too late.
-        pair.a.hca.set_carried(Some(1500));
+        pair.a.hca.set_uplink_mtu(Some(1500));
         pair.left.submit(3, write(theirs.remote(0)), &[mine.all()]);
         pair.settle();
         assert_eq!(pair.left.scq.poll_statuses(), [(3, WcStatus::RetryExceeded)]);

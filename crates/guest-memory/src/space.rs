@@ -33,7 +33,7 @@ pub struct DmaSpace {
     /// Bytes of mapped memory. Atomic, so that a status query need not wait for a lock.
     mapped: AtomicU64,
     pinned: AtomicU64,
-    pin_failure: Mutex<Option<PinError>>,
+    pin_error: Mutex<Option<PinError>>,
     watchers: Mutex<Vec<Weak<dyn MemoryWatcher>>>,
     stalls: Stalls,
 }
@@ -74,7 +74,7 @@ impl DmaSpace {
             pins: Mutex::new(PinTable::new(limits)),
             mapped: AtomicU64::new(0),
             pinned: AtomicU64::new(0),
-            pin_failure: Mutex::default(),
+            pin_error: Mutex::default(),
             watchers: Mutex::default(),
         })
     }
@@ -121,7 +121,7 @@ impl DmaSpace {
     }
 
     /// Adds a range. With [`PinPolicy::All`], its memory must then be populated and locked. As that may take a second
-    /// per gigabyte, it is left to [`Self::pin_some`].
+    /// per gigabyte, it is left to [`Self::pin_step`].
     ///
     /// # Errors
     /// The range is invalid or overlaps another.
@@ -339,19 +339,19 @@ impl DmaSpace {
 
     /// Populates and locks a bounded part of the memory that [`Self::map`] queued. Returns `true` if more is left. Call
     /// it from a thread for which no other thread waits.
-    pub fn pin_some(&self) -> bool {
-        self.with_pins(|pins| pins.pin_some(PIN_STEP))
+    pub fn pin_step(&self) -> bool {
+        self.with_pins(|pins| pins.pin_step(PIN_STEP))
     }
 
     /// Locks all guest memory, as [`PinPolicy::All`] requires: resident pages stay resident, and others stay from the
-    /// moment they are faulted in, which [`Self::pin_some`] continues to do. Checks all limits. The duration does not
+    /// moment they are faulted in, which [`Self::pin_step`] continues to do. Checks all limits. The duration does not
     /// depend on the amount of memory. Never fails with the other policies.
     ///
     /// # Errors
     /// The amount that could not be locked or populated, and the limit that was reached.
     pub fn lock_all(&self) -> Result<(), PinError> {
         self.with_pins(PinTable::lock_pending);
-        self.pin_failure()
+        self.pin_error()
     }
 
     /// Checks that all guest memory is locked and populated, and completes that first, which takes long if much memory
@@ -359,17 +359,17 @@ impl DmaSpace {
     ///
     /// # Errors
     /// The amount that could not be locked, and the limit that was reached.
-    pub fn pin_status(&self) -> Result<(), PinError> {
-        while self.pin_some() {}
-        self.pin_failure()
+    pub fn finish_pinning(&self) -> Result<(), PinError> {
+        while self.pin_step() {}
+        self.pin_error()
     }
 
     /// Returns the failures of the memory processed so far, without waiting.
     ///
     /// # Errors
-    /// As for [`Self::pin_status`].
-    pub fn pin_failure(&self) -> Result<(), PinError> {
-        self.pin_failure.lock().clone().map_or(Ok(()), Err)
+    /// As for [`Self::finish_pinning`].
+    pub fn pin_error(&self) -> Result<(), PinError> {
+        self.pin_error.lock().clone().map_or(Ok(()), Err)
     }
 
     /// Changes the table of locked memory, then publishes its new size and failures.
@@ -378,7 +378,7 @@ impl DmaSpace {
         let result = change(&mut pins);
         self.pinned.store(pins.pinned_bytes(), Ordering::Relaxed);
         if self.policy == PinPolicy::All {
-            *self.pin_failure.lock() = pins.status().err();
+            *self.pin_error.lock() = pins.status().err();
         }
         result
     }

@@ -74,7 +74,7 @@
 //!
 //!     // Function 1: the RDMA device.
 //!     let space = DmaSpace::from_guest_memory(memory, PinPolicy::All)?;
-//!     space.pin_status()?;
+//!     space.finish_pinning()?;
 //!     let rdma = PvrdmaDevice::new(DeviceConfig::new(name, mac), space, slot.interrupts(1), backend)?;
 //!     let slot = slot.with(0, nic.device().clone()).with(1, rdma).build()?;
 //!

@@ -268,7 +268,7 @@ pub trait Hca: Send + Sync + 'static {
     /// Sets the MTU of the uplink: the largest IP packet, in bytes, that reaches other hosts. `None` restores the
     /// configured MTU. The path MTU of the port follows, for queries from now on. Existing connections keep their path
     /// MTU, and those of their packets that exceed the MTU are lost. Returns `true` if the MTU changed.
-    fn set_carried(&self, _bytes: Option<u32>) -> bool {
+    fn set_uplink_mtu(&self, _bytes: Option<u32>) -> bool {
         false
     }
 

@@ -30,9 +30,9 @@ impl Pinner {
         let stopped = Arc::clone(&stop);
         let thread = threads::spawn(ThreadKind::Pin, "pin", move || {
             while !stopped.load(Ordering::Acquire) {
-                // A wake-up between `pin_some` and `park` is not lost, because `park` then returns at once.
-                if !space.pin_some() {
-                    if let Err(error) = space.pin_failure() {
+                // A wake-up between `pin_step` and `park` is not lost, because `park` then returns at once.
+                if !space.pin_step() {
+                    if let Err(error) = space.pin_error() {
                         failed(&error);
                     }
                     thread::park();

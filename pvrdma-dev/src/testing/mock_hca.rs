@@ -314,7 +314,7 @@ impl Hca for MockHca {
         Ok(self.0.port_down.swap(!up, Ordering::Relaxed) == up)
     }
 
-    fn set_carried(&self, bytes: Option<u32>) -> bool {
+    fn set_uplink_mtu(&self, bytes: Option<u32>) -> bool {
         let less = bytes.is_some_and(|bytes| bytes < 1500);
         self.0.carries_less.swap(less, Ordering::Relaxed) != less
     }

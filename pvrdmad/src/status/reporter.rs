@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pvrdma_base::Counter;
-use pvrdma_dev::{DeviceStatus, LimitStatus, ObjectKind, PvrdmaDevice};
+use pvrdma_dev::{DeviceStatus, LimitError, LimitStatus, ObjectKind, PvrdmaDevice};
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_link::Link;
 use pvrdma_pci_function::PciFunction;
@@ -37,13 +37,13 @@ pub(crate) trait AnyDevice: PciFunction {
     fn set_link(&self, up: bool) -> Result<bool, VerbsError>;
 
     /// Sets the MTU of the route to other hosts, in bytes. `None` restores the configured MTU.
-    fn set_carried(&self, bytes: Option<u32>);
+    fn set_uplink_mtu(&self, bytes: Option<u32>);
 
     /// Sets limits.
     ///
     /// # Errors
     /// There is no such limit, or the value is out of range.
-    fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), String>;
+    fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), LimitError>;
 
     /// Returns its limits.
     fn limits(&self) -> Vec<LimitStatus>;
@@ -61,11 +61,11 @@ impl<B: Backend + 'static> AnyDevice for PvrdmaDevice<B> {
         Self::set_link(self, up)
     }
 
-    fn set_carried(&self, bytes: Option<u32>) {
-        Self::set_carried(self, bytes);
+    fn set_uplink_mtu(&self, bytes: Option<u32>) {
+        Self::set_uplink_mtu(self, bytes);
     }
 
-    fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), String> {
+    fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), LimitError> {
         Self::set_limits(self, values)
     }
 
@@ -167,7 +167,7 @@ impl DeviceLinks {
     /// The link belongs to an adapter that other devices use as well.
     pub(crate) fn set(&self, carrier: Carrier) -> Result<(), VerbsError> {
         let up = !self.down && carrier.state == LinkState::Up;
-        self.function.set_carried(carrier.mtu);
+        self.function.set_uplink_mtu(carrier.mtu);
         self.function.set_link(up)?;
         if let Some(nic) = &self.nic {
             nic.set_link(up);
@@ -203,7 +203,7 @@ impl Reporter {
                 max_locked_bytes: self.device.memory.max_locked,
                 open_files: self.stats.cost.files(),
                 mappings: self.stats.cost.mappings(),
-                pin_error: self.memory.pin_failure().err().map(|error| pin_advice(&error)),
+                pin_error: self.memory.pin_error().err().map(|error| pin_advice(&error)),
             },
             doorbells: self.doorbells.report(),
             addresses: self.address_report(),

@@ -132,7 +132,7 @@ impl Network {
         let deadline = self.call_deadline();
         let _turn = self.turn(deadline)?;
         if !set.is_empty() {
-            self.plan.replace(device, |planned| planned.with_limits(&set))?;
+            self.plan.replace(device, |planned| planned.with_limits(&set).map_err(|error| error.to_string()))?;
         }
         match self.runs.ask(Request::Limits { device: device.to_owned(), set }, deadline) {
             Ok(Reply::Limits(limits)) => Ok(limits),

@@ -131,7 +131,7 @@ impl ServedDevice {
         let (name, told) = (device.config.name.clone(), Arc::clone(host));
         let stats = Arc::new(ConnectionStats::with_observer(move |connected| told.client(&name, connected)));
         let function = PvrdmaDevice::new(device.config.clone(), Arc::clone(&memory), irqs.clone(), backend)?;
-        function.set_carried(carrier.mtu);
+        function.set_uplink_mtu(carrier.mtu);
         if [link, carrier.state].contains(&LinkState::Down) {
             function.set_link(false)?;
             if let Some(nic) = &nic {

@@ -407,7 +407,7 @@ impl Worker {
 
     fn limits(&self, name: &str, set: &BTreeMap<String, u64>) -> Result<Vec<LimitStatus>> {
         let function = Arc::clone(&find(&self.devices.lock(), name)?.reporter.function);
-        function.set_limits(set).map_err(anyhow::Error::msg)?;
+        function.set_limits(set)?;
         Ok(function.limits())
     }
 

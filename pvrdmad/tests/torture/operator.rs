@@ -119,7 +119,7 @@ impl Operator {
     fn carry(&mut self) {
         let bytes = self.dice.pick(&[None, Some(400), Some(1400)]);
         let hostile = self.devices.iter().filter(|(number, _)| [KERNEL, VMM].contains(number));
-        hostile.for_each(|(_, device)| _ = device.set_carried(bytes));
+        hostile.for_each(|(_, device)| _ = device.set_uplink_mtu(bytes));
     }
 
     /// Takes down a link that carries no datagrams of tenants, because lost datagrams are not retransmitted.
@@ -148,7 +148,7 @@ impl Operator {
     pub(crate) fn end(&mut self, network: &Network) {
         self.restore_after(network, Duration::ZERO);
         self.captures.clear();
-        self.devices.iter().for_each(|(_, device)| _ = device.set_carried(None));
+        self.devices.iter().for_each(|(_, device)| _ = device.set_uplink_mtu(None));
         network.shares.iter().for_each(|share| network.rxe(KERNEL).set_share(share, ShareConfig::default()));
     }
 }

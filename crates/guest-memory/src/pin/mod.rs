@@ -118,9 +118,9 @@ impl PinTable {
     }
 
     /// Locks and populates the next part of the queue, up to `budget` bytes. Returns `true` if more is left.
-    pub(super) fn pin_some(&mut self, budget: u64) -> bool {
+    pub(super) fn pin_step(&mut self, budget: u64) -> bool {
         let Some((iova, mut next)) = self.pending.pop_first() else { return false };
-        match self.pin_step(&mut next, budget) {
+        match self.pin_part(&mut next, budget) {
             Ok(step) => {
                 self.ranges_locked = self.ranges_locked.saturating_add(step);
                 if next.done < next.range.len {
@@ -149,7 +149,7 @@ impl PinTable {
         self.failed.insert(iova, (pending.range.len, reason));
     }
 
-    fn pin_step(&mut self, next: &mut Pending, budget: u64) -> Result<u64, PinRefusal> {
+    fn pin_part(&mut self, next: &mut Pending, budget: u64) -> Result<u64, PinRefusal> {
         let Some(backing) = &next.range.backing else { return Ok(0) };
         self.lock_mapping(&backing.mapping)?;
         let step = budget.min(next.range.len.saturating_sub(next.done));

@@ -97,7 +97,7 @@ fn list(first: u64, count: u64) -> pvrdma_pages::PageList {
 #[test]
 fn all_is_locked_when_mapped() {
     let space = space_with(PinPolicy::All, 4);
-    space.pin_status().unwrap();
+    space.finish_pinning().unwrap();
     assert_eq!(space.pinned_bytes(), 4 * PAGE_SIZE);
     space.unmap_all();
     assert_eq!(space.pinned_bytes(), 0);
@@ -107,12 +107,12 @@ fn all_is_locked_when_mapped() {
 fn locking_goes_on_in_steps_and_ends_with_the_range() {
     let space = space_with(PinPolicy::All, 4);
     assert_eq!(space.pinned_bytes(), 0);
-    assert!(space.with_pins(|pins| pins.pin_some(PAGE_SIZE)));
+    assert!(space.with_pins(|pins| pins.pin_step(PAGE_SIZE)));
     assert_eq!(space.pinned_bytes(), PAGE_SIZE);
     space.unmap_all();
     assert_eq!(space.pinned_bytes(), 0);
-    assert!(!space.pin_some());
-    space.pin_status().unwrap();
+    assert!(!space.pin_step());
+    space.finish_pinning().unwrap();
 }
 
 /// A guest's driver waits for the locking; with large memory no thread may have to wait for the populating.
@@ -122,7 +122,7 @@ fn memory_is_locked_before_it_is_populated() {
     space.lock_all().unwrap();
     assert_eq!((space.pinned_bytes(), kernel_view(&addresses).1), (0, 0));
     fill_space(&space, 0..2);
-    assert!(space.with_pins(|pins| pins.pin_some(PAGE_SIZE)));
+    assert!(space.with_pins(|pins| pins.pin_step(PAGE_SIZE)));
     let (_, resident, locked) = kernel_view(&addresses);
     assert_eq!((space.pinned_bytes(), resident, locked), (PAGE_SIZE, PAGE_SIZE, PAGE_SIZE));
 }
@@ -165,9 +165,9 @@ fn no_page_is_populated_before_the_limit_is_checked() {
     let text = space.lock_all().unwrap_err().to_string();
     assert!(text.contains("17179869184 bytes") && text.contains("limit of locked memory is 32768 bytes"), "{text}");
     assert_eq!(kernel_view(&addresses).1, 0);
-    assert_eq!(space.pin_failure().unwrap_err().to_string(), text);
+    assert_eq!(space.pin_error().unwrap_err().to_string(), text);
     space.unmap_all();
-    space.pin_failure().unwrap();
+    space.pin_error().unwrap();
 
     let (space, addresses) = limited(PinPolicy::Registered, 4096, limits);
     fill_space(&space, 0..200);
@@ -196,7 +196,7 @@ fn ranges_that_share_a_mapping_share_its_lock() {
     };
     (0..64).step_by(2).for_each(|page| space.map(range(page)).unwrap());
     fill(&mapping, 0..64);
-    space.pin_status().unwrap();
+    space.finish_pinning().unwrap();
     assert_eq!(space.pinned_bytes(), 32 * PAGE_SIZE);
     assert_eq!(kernel_view(&addresses), (1, 32 * PAGE_SIZE, 32 * PAGE_SIZE));
     space.unmap(0, PAGE_SIZE).unwrap();
@@ -210,7 +210,7 @@ fn a_guest_of_16_gib_is_locked() {
     let (space, addresses) = limited(PinPolicy::All, 4 << 20, MemoryLimits::default());
     fill_space(&space, 0..4 << 20);
     let start = std::time::Instant::now();
-    space.pin_status().unwrap();
+    space.finish_pinning().unwrap();
     println!("16 GiB are populated and locked after {:?}", start.elapsed());
     assert_eq!((space.pinned_bytes(), kernel_view(&addresses).2), (16 << 30, 16 << 30));
 }
@@ -312,7 +312,7 @@ fn what_the_vmm_has_not_used_stays_unused() {
         fill(&mapping, 3..5);
         fill(&mapping, 9_000..9_001);
         fill(&mapping, 19_999..20_000);
-        space.pin_status().unwrap();
+        space.finish_pinning().unwrap();
         let guard = space.pin_pages(&unlimited(), &list(0, 20_000)).unwrap();
         // Resident pages are locked, the limits were checked for all pages, and a page that becomes resident later is
         // locked, too.
@@ -392,7 +392,7 @@ fn pieces_of_huge_pages_are_pinned() {
         let space = DmaSpace::new(policy);
         let backing = Some(Backing { mapping: Arc::clone(&mapping), offset: 0x3000 });
         space.map(DmaRange { iova: 0x10_0000, len: 3 << 20, writable: true, backing }).unwrap();
-        space.pin_status().unwrap();
+        space.finish_pinning().unwrap();
         let guards: Vec<_> = [3, 511, 600].map(|page| space.pin_pages(&unlimited(), &list(page, 3)).unwrap()).into();
         assert!(space.pinned_bytes() > 0);
         drop(guards);

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow};
 use log::info;
 use parking_lot::Mutex;
+use pvrdma_dev::LimitError;
 use pvrdma_ether_link::backup::Member;
 use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::{InterfaceName, InterfaceState};
@@ -135,7 +136,7 @@ impl Planned {
     ///
     /// # Errors
     /// There is no such limit, or the value is out of range.
-    pub(super) fn with_limits(&self, values: &BTreeMap<String, u64>) -> Result<Self, String> {
+    pub(super) fn with_limits(&self, values: &BTreeMap<String, u64>) -> Result<Self, LimitError> {
         let mut device = self.device.clone();
         device.config.limits.set_all(values)?;
         Ok(Self { device, link: self.link, doorbells: self.doorbells.clone(), sockets: Arc::clone(&self.sockets) })
