@@ -64,6 +64,9 @@ impl Qp {
         }
         if from != to {
             self.state.flight.note(self.adapter.engine.now(), FlightEvent::State(to));
+            if to == QpState::Rtr && self.adapter.faults.is_active() {
+                self.adapter.faults.connected(self.state.id());
+            }
         }
         if mask.contains(QpAttrMask::AV) {
             self.state.flight.note(self.adapter.engine.now(), FlightEvent::Path);
