@@ -651,7 +651,7 @@ impl Endpoint {
     /// Sends responses that the responder owes to the wire, at least one packet and about `most` bytes, and adds their
     /// bytes to `sent`. Returns `false` if there are more.
     pub(crate) fn respond(&self, port: &Port, most: u64, sent: &mut u64) -> bool {
-        // What a device owes that is cut off is sent when the peer asks again.
+        // A device that is cut off sends its responses when the peer asks again.
         self.qp.adapter.faults.is_cut_off() || self.wire.respond(port, &self.qp, most, sent)
     }
 
