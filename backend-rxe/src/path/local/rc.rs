@@ -58,8 +58,8 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Returns `true` if a requested fault of one of the two devices loses the request, which is about to arrive. `route`
-/// has the GIDs of both.
+/// Returns `true` if a requested fault of one of the two devices loses the request, which is about to arrive. `from` and
+/// `to` are the GIDs of its connection.
 #[inline]
 pub(super) fn is_lost(qp: &Qp, peer: &Qp, (from, to): (Gid, Gid), progress: &Progress) -> bool {
     qp.adapter.faults.is_cut(from)
@@ -281,7 +281,8 @@ pub(super) struct Exchange<'a, O> {
 
 impl<O: OwnSide> Exchange<'_, O> {
     /// Advances the request by one step.
-    #[inline]
+    // Always inline: see `Requester::end_with_success`.
+    #[inline(always)]
     pub(super) fn execute(&mut self, tally: &mut Tally) -> Result<Step, NakReason> {
         if self.qp.adapter.faults.is_active() {
             return self.execute_with_faults(tally);
