@@ -45,7 +45,7 @@ struct scenario {
 	// The client's device loses its objects.
 	bool fatal;
 	int client[MOST], server[MOST], event;
-	// The server's event behind `event`, and those of the client. 0 for none: CQ_ERR is always the first event.
+	// The server's event behind `event`, and those of the client. 0, which is CQ_ERR, stands for none.
 	int server_then, client_events[EVENTS];
 };
 
@@ -129,10 +129,10 @@ static const struct scenario FAULTS[] = {
 	{ .name = "receive-malformed", SENDS, .client = { IBV_WC_REM_OP_ERR, FLUSH, END },
 	  .server = { IBV_WC_LOC_QP_OP_ERR, FLUSH, END }, .event = NO_EVENT },
 	{ .name = "receive-queue", .sends = 2, .opcode = IBV_WR_SEND, .length = SIZE, .receives = 1, .room = SIZE,
-	  .client = { IBV_WC_REM_OP_ERR, FLUSH, END }, .server = { END }, .event = IBV_EVENT_QP_FATAL },
+	  .client = { IBV_WC_REM_OP_ERR, FLUSH, END }, .server = { FLUSH, END }, .event = IBV_EVENT_QP_FATAL },
 	{ .name = "receive-queue-shared", .sends = 2, .opcode = IBV_WR_SEND, .length = SIZE, .receives = 1, .room = SIZE,
-	  .shared = true, .client = { IBV_WC_REM_OP_ERR, FLUSH, END }, .server = { END }, .event = IBV_EVENT_SRQ_ERR,
-	  .server_then = IBV_EVENT_QP_LAST_WQE_REACHED },
+	  .shared = true, .client = { IBV_WC_REM_OP_ERR, FLUSH, END }, .server = { FLUSH, END },
+	  .event = IBV_EVENT_SRQ_ERR, .server_then = IBV_EVENT_QP_LAST_WQE_REACHED },
 	{ .name = "remote-access", WRITES, .client = { IBV_WC_REM_ACCESS_ERR, FLUSH, END }, .server = { END },
 	  .event = IBV_EVENT_QP_ACCESS_ERR },
 	{ .name = "remote-access-with-immediate", .sends = 2, .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .length = SIZE,
@@ -304,7 +304,7 @@ static void expect(const struct side *side, struct ibv_cq *cq, const int *status
 		fail("%s: one completion too many: request %d, \"%s\"", name, (int)wc.wr_id, ibv_wc_status_str(wc.status));
 }
 
-// Whether an event is of an object of this side.
+// Returns true if an event is of an object of this side.
 static bool is_own(const struct side *side, const struct ibv_async_event *event)
 {
 	switch (event->event_type) {
