@@ -40,8 +40,8 @@ struct scenario {
 	// The server's queue pair gives no rights, or goes to its error state before or after the client's requests, or
 	// never sends.
 	bool disabled, gone, ended, deaf;
-	// The client drains its send queue behind its requests.
-	bool drained;
+	// Behind its requests, the client drains its send queue, or its guest gets an address and loses it.
+	bool drained, readdressed;
 	// The client's device loses its objects.
 	bool fatal;
 	int client[MOST], server[MOST], event;
@@ -149,10 +149,13 @@ static const struct scenario FAULTS[] = {
 	  .event = NO_EVENT, .client_events = { IBV_EVENT_SQ_DRAINED } },
 	{ .name = "limit", SENDS, .shared = true, .limit = 2, .client = { OK, OK, END }, .server = { OK, OK, END },
 	  .event = IBV_EVENT_SRQ_LIMIT_REACHED },
+	{ .name = "readdressed", SENDS, .readdressed = true, .client = { OK, OK, END }, .server = { OK, OK, END },
+	  .event = NO_EVENT, .client_events = { IBV_EVENT_GID_CHANGE, IBV_EVENT_GID_CHANGE } },
 	{ .name = "link-down", SENDS, .client = { IBV_WC_RETRY_EXC_ERR, FLUSH, END }, .server = { END },
 	  .event = NO_EVENT, .client_events = { IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE } },
+	// Linux keeps the device's event to itself (ib_cache_event_task): programs are told of changes that it makes.
 	{ .name = "gid-removed", SENDS, .client = { IBV_WC_RETRY_EXC_ERR, FLUSH, END }, .server = { END },
-	  .event = NO_EVENT, .client_events = { IBV_EVENT_GID_CHANGE, IBV_EVENT_GID_CHANGE } },
+	  .event = NO_EVENT },
 	{ .name = "peer-gone", SENDS, .client = { IBV_WC_RETRY_EXC_ERR, FLUSH, END }, .server = { END },
 	  .event = NO_EVENT },
 	{ .name = "device-fatal", SENDS, .fatal = true, .client = { END }, .server = { END }, .event = NO_EVENT,
@@ -349,6 +352,18 @@ static void drain(const struct side *side)
 		fail("%s: cannot drain the send queue: %s", side->scenario->name, strerror(errno));
 }
 
+// Adds an address to the interface of the device's GID, and removes it.
+static void readdress(const struct side *side)
+{
+	char command[256];
+	snprintf(command, sizeof(command),
+		 "dev=$(cat /sys/class/infiniband/%s/ports/1/gid_attrs/ndevs/%d) && "
+		 "ip address add 10.99.0.1/32 dev $dev && ip address del 10.99.0.1/32 dev $dev",
+		 ibv_get_device_name(side->context->device), side->gid_index);
+	if (system(command))
+		fail("%s: cannot change the addresses", side->scenario->name);
+}
+
 static void expect_at_client(const struct side *side)
 {
 	const struct scenario *scenario = side->scenario;
@@ -358,6 +373,8 @@ static void expect_at_client(const struct side *side)
 	expect(side, side->send_cq, scenario->client);
 	if (scenario->drained)
 		drain(side);
+	if (scenario->readdressed)
+		readdress(side);
 	expect_events(side, scenario->client_events, count);
 }
 

@@ -194,7 +194,7 @@ fn faults(image: &GuestImage) -> Result<String> {
     let output = bash(image, folder.path(), &format!("{LAB} run --faults faults.txt -- sh faults.sh"))?;
     ensure_status(&output, 0)?;
     let text = said(&output);
-    ensure!(text.lines().filter(|line| line.contains("provoked 25 errors")).count() == 2, "not both ends: {text}");
+    ensure!(text.lines().filter(|line| line.contains("provoked 26 errors")).count() == 2, "not both ends: {text}");
     Ok(up_after(&text))
 }
 

@@ -136,6 +136,7 @@ impl NicReporter {
 pub(crate) struct Reporter {
     pub(crate) device: Device,
     pub(crate) function: Arc<dyn AnyDevice>,
+    /// Links of its functions.
     pub(crate) links: Arc<DeviceLinks>,
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) irqs: Arc<IrqTable>,
