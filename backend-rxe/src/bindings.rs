@@ -89,6 +89,7 @@ impl Bindings {
             task: Task::new(node.adapter.engine.ready_queue(), &node.adapter.share, me.clone() as _),
         });
         addresses.set_bindings(node.adapter.point.mac, &bindings.task);
+        node.adapter.faults.set_addresses(&bindings.task);
         bindings
     }
 
@@ -215,6 +216,7 @@ impl Bindings {
             Why::Taken => "another device has it, or had it a minute ago",
             Why::Remote => "a host beyond the uplink has it",
             Why::LinkDown => "the link is down",
+            Why::Removed => "a fault on request has removed it",
         };
         Counters::bump(&adapter.counters.gids_waited);
         adapter
@@ -228,14 +230,21 @@ impl Bindings {
         let (mac, now) = (self.adapter.point.mac, self.addresses.now());
         let is_given_up = state.down.is_some_and(|since| now.saturating_sub(since) >= HOLD);
         let Some(node) = &state.node else { return };
-        let mut any = false;
+        let (mut any, mut faulty) = (false, false);
         for (&index, binding) in &mut state.bindings {
             let at = address(binding.bound);
+            let is_removed = self.adapter.faults.is_active() && self.adapter.faults.is_removed(binding.bound.gid);
             match binding.wait {
                 None if is_given_up => {
                     self.suspend(node, index, binding.bound, false);
                     self.addresses.give_back(mac, at);
                     binding.wait = Some(Wait { why: Why::LinkDown, until: None });
+                }
+                None if is_removed => {
+                    self.suspend(node, index, binding.bound, false);
+                    self.addresses.give_back(mac, at);
+                    binding.wait = Some(Wait { why: Why::Removed, until: None });
+                    faulty = true;
                 }
                 None if self.addresses.has_bound(mac, at) => {}
                 // Another device or host has ended the claim.
@@ -245,15 +254,20 @@ impl Bindings {
                 }
                 // While the link is down, the address would immediately be given up again.
                 Some(_) if state.down.is_some() => {}
+                Some(Wait { why: Why::Removed, .. }) if is_removed => {}
                 Some(before) => {
                     self.again(node, index, binding);
                     any |= binding.wait.is_none_or(|wait| before.why == Why::Probing && wait.why != before.why);
+                    faulty |= before.why == Why::Removed;
                 }
             }
         }
         if any {
             // Queue pairs that held packets for the address send them now, or drop them.
             node.qps().iter().for_each(|endpoint| endpoint.qp().task().schedule());
+        }
+        if faulty {
+            self.adapter.faults.gids_changed();
         }
     }
 

@@ -106,7 +106,8 @@ impl Cq {
     /// Returns the number of `count` entries of `qp` that fit before a requested fault fills the queue.
     #[cold]
     fn room(&self, qp: &StateCell, count: usize) -> usize {
-        let full = |_: &usize| self.adapter.faults.at(Site::Completion, qp.id()).is_some();
+        let now = || self.adapter.engine.now();
+        let full = |_: &usize| self.adapter.faults.at(Site::Completion, qp.id(), now).is_some();
         (0..count).find(full).unwrap_or(count)
     }
 

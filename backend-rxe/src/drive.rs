@@ -651,7 +651,8 @@ impl Endpoint {
     /// Sends responses that the responder owes to the wire, at least one packet and about `most` bytes, and adds their
     /// bytes to `sent`. Returns `false` if there are more.
     pub(crate) fn respond(&self, port: &Port, most: u64, sent: &mut u64) -> bool {
-        self.wire.respond(port, &self.qp, most, sent)
+        // A device that is cut off sends its responses when the peer asks again.
+        self.qp.adapter.faults.is_cut_off() || self.wire.respond(port, &self.qp, most, sent)
     }
 
     /// Waits until no thread runs the requester. The adapter is paused: work that is left to this thread meanwhile is

@@ -193,7 +193,12 @@ impl Rxe {
 
     /// Returns the faults of the device with this MAC address, which has none at first.
     pub fn faults(&self, mac: MacAddr) -> DeviceFaults {
-        DeviceFaults(self.0.faults.of(mac))
+        DeviceFaults::new(self.0.faults.of(mac), &self.0.engine, &self.0.shares.of(mac))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn fault_point(&self, mac: MacAddr) -> Arc<crate::faults::FaultPoint> {
+        self.0.faults.of(mac)
     }
 
     /// Calls `observer` for each failed queue pair of the device with this MAC address, until the result is dropped.

@@ -92,6 +92,8 @@ static struct ibv_context *open_device(const char *name)
 struct connection {
 	unsigned access;
 	uint8_t timeout, retry_cnt, rnr_retry;
+	// The queue pair stays in RTR.
+	int receives_only;
 };
 
 // From RESET to RTS. Not everybody connects.
@@ -121,8 +123,9 @@ __attribute__((unused)) static void connect_queue_pair(struct ibv_qp *qp, const 
 	if (ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) ||
 	    ibv_modify_qp(qp, &ready, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 			  IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) ||
-	    ibv_modify_qp(qp, &send, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-			  IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC))
+	    (!how.receives_only &&
+	     ibv_modify_qp(qp, &send, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+			   IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC)))
 		fail("cannot connect the queue pair: %s", strerror(errno));
 }
 

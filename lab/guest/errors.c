@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //
 // Provokes the errors of a connection between two guests and checks what each end is told: the statuses in their order
-// and the asynchronous event.
+// and the asynchronous events.
+//
+// With the option -f, nothing is wrong with the requests: the faults in faults.txt, which the daemon must have for the
+// devices vm0 (client) and vm1 (server), make the connections fail. Both ends then get every status and every event
+// that the device can raise.
 //
 // Each case has objects of its own. The client sends, the server answers; both take part in all cases, in the same
 // order, and each compares with its own column of the table. What a case wants at the server is set up before the
@@ -12,7 +16,7 @@
 
 #include "control.h"
 
-enum { PORT = 18601, BUFFER = 4096, MOST = 16, PATIENCE_MS = 10000, NO_EVENT = -1, SIZE = 64 };
+enum { PORT = 18601, BUFFER = 4096, MOST = 16, PATIENCE_MS = 10000, NO_EVENT = -1, SIZE = 64, EVENTS = 2 };
 
 enum where { FINE, FOREIGN_PD, BAD_KEY, NO_ACCESS };
 
@@ -33,9 +37,16 @@ struct scenario {
 	uint32_t limit;
 	// Entries of the server's queue for receives; 0 for plenty.
 	int entries;
-	// The server's queue pair gives no rights, or goes to its error state before or after the client's requests.
-	bool disabled, gone, ended;
+	// The server's queue pair gives no rights, or goes to its error state before or after the client's requests, or
+	// never sends.
+	bool disabled, gone, ended, deaf;
+	// Behind its requests, the client drains its send queue, or its guest gets an address and loses it.
+	bool drained, readdressed;
+	// The client's device loses its objects.
+	bool fatal;
 	int client[MOST], server[MOST], event;
+	// The server's event behind `event`, and those of the client. 0, which is CQ_ERR, stands for none.
+	int server_then, client_events[EVENTS];
 };
 
 #define OK IBV_WC_SUCCESS
@@ -92,6 +103,63 @@ static const struct scenario SCENARIOS[] = {
 	{ .name = "last-wqe", .sends = 1, .opcode = IBV_WR_SEND, .length = SIZE, .receives = 3, .room = SIZE,
 	  .shared = true, .ended = true, .client = { OK, END }, .server = { OK, END },
 	  .event = IBV_EVENT_QP_LAST_WQE_REACHED },
+};
+
+// The number of each is that of its connection in faults.txt.
+#define SENDS .sends = 2, .opcode = IBV_WR_SEND, .length = SIZE, .receives = 2, .room = SIZE
+#define WRITES .sends = 2, .opcode = IBV_WR_RDMA_WRITE, .length = SIZE
+static const struct scenario FAULTS[] = {
+	{ .name = "local-length", SENDS, .client = { IBV_WC_LOC_LEN_ERR, FLUSH, END }, .server = { END }, .event = NO_EVENT },
+	{ .name = "local-protection", SENDS, .client = { IBV_WC_LOC_PROT_ERR, FLUSH, END }, .server = { END },
+	  .event = NO_EVENT },
+	{ .name = "local-operation", SENDS, .client = { IBV_WC_LOC_QP_OP_ERR, FLUSH, END }, .server = { END },
+	  .event = NO_EVENT },
+	{ .name = "qp-error", SENDS, .client = { FLUSH, FLUSH, END }, .server = { END }, .event = NO_EVENT },
+	{ .name = "bad-response", SENDS, .client = { IBV_WC_BAD_RESP_ERR, FLUSH, END }, .server = { OK, END },
+	  .event = NO_EVENT },
+	{ .name = "response-loss", SENDS, .client = { IBV_WC_RETRY_EXC_ERR, FLUSH, END }, .server = { OK, END },
+	  .event = NO_EVENT },
+	{ .name = "loss", SENDS, .client = { IBV_WC_RETRY_EXC_ERR, FLUSH, END }, .server = { END }, .event = NO_EVENT },
+	{ .name = "rnr", SENDS, .client = { IBV_WC_RNR_RETRY_EXC_ERR, FLUSH, END }, .server = { END },
+	  .event = NO_EVENT },
+	{ .name = "receive-length", SENDS, .client = { IBV_WC_REM_INV_REQ_ERR, FLUSH, END },
+	  .server = { IBV_WC_LOC_LEN_ERR, FLUSH, END }, .event = NO_EVENT },
+	{ .name = "receive-protection", SENDS, .client = { IBV_WC_REM_OP_ERR, FLUSH, END },
+	  .server = { IBV_WC_LOC_PROT_ERR, FLUSH, END }, .event = NO_EVENT },
+	{ .name = "receive-malformed", SENDS, .client = { IBV_WC_REM_OP_ERR, FLUSH, END },
+	  .server = { IBV_WC_LOC_QP_OP_ERR, FLUSH, END }, .event = NO_EVENT },
+	{ .name = "receive-queue", .sends = 2, .opcode = IBV_WR_SEND, .length = SIZE, .receives = 1, .room = SIZE,
+	  .client = { IBV_WC_REM_OP_ERR, FLUSH, END }, .server = { FLUSH, END }, .event = IBV_EVENT_QP_FATAL },
+	{ .name = "receive-queue-shared", .sends = 2, .opcode = IBV_WR_SEND, .length = SIZE, .receives = 1, .room = SIZE,
+	  .shared = true, .client = { IBV_WC_REM_OP_ERR, FLUSH, END }, .server = { FLUSH, END },
+	  .event = IBV_EVENT_SRQ_ERR, .server_then = IBV_EVENT_QP_LAST_WQE_REACHED },
+	{ .name = "remote-access", WRITES, .client = { IBV_WC_REM_ACCESS_ERR, FLUSH, END }, .server = { END },
+	  .event = IBV_EVENT_QP_ACCESS_ERR },
+	{ .name = "remote-access-with-immediate", .sends = 2, .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .length = SIZE,
+	  .receives = 2, .room = SIZE, .client = { IBV_WC_REM_ACCESS_ERR, FLUSH, END },
+	  .server = { IBV_WC_LOC_ACCESS_ERR, FLUSH, END }, .event = NO_EVENT },
+	{ .name = "invalid-request", WRITES, .client = { IBV_WC_REM_INV_REQ_ERR, FLUSH, END }, .server = { END },
+	  .event = IBV_EVENT_QP_REQ_ERR },
+	{ .name = "cq-overrun", SENDS, .client = { IBV_WC_REM_OP_ERR, FLUSH, END }, .server = { END },
+	  .event = IBV_EVENT_CQ_ERR },
+	{ .name = "delay", SENDS, .client = { OK, OK, END }, .server = { OK, OK, END }, .event = NO_EVENT },
+	{ .name = "established", SENDS, .deaf = true, .client = { OK, OK, END }, .server = { OK, OK, END },
+	  .event = IBV_EVENT_COMM_EST },
+	{ .name = "drained", SENDS, .drained = true, .client = { OK, OK, END }, .server = { OK, OK, END },
+	  .event = NO_EVENT, .client_events = { IBV_EVENT_SQ_DRAINED } },
+	{ .name = "limit", SENDS, .shared = true, .limit = 2, .client = { OK, OK, END }, .server = { OK, OK, END },
+	  .event = IBV_EVENT_SRQ_LIMIT_REACHED },
+	{ .name = "readdressed", SENDS, .readdressed = true, .client = { OK, OK, END }, .server = { OK, OK, END },
+	  .event = NO_EVENT, .client_events = { IBV_EVENT_GID_CHANGE, IBV_EVENT_GID_CHANGE } },
+	{ .name = "link-down", SENDS, .client = { IBV_WC_RETRY_EXC_ERR, FLUSH, END }, .server = { END },
+	  .event = NO_EVENT, .client_events = { IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE } },
+	// Linux keeps the device's event to itself (ib_cache_event_task): programs are told of changes that it makes.
+	{ .name = "gid-removed", SENDS, .client = { IBV_WC_RETRY_EXC_ERR, FLUSH, END }, .server = { END },
+	  .event = NO_EVENT },
+	{ .name = "peer-gone", SENDS, .client = { IBV_WC_RETRY_EXC_ERR, FLUSH, END }, .server = { END },
+	  .event = NO_EVENT },
+	{ .name = "device-fatal", SENDS, .fatal = true, .client = { END }, .server = { END }, .event = NO_EVENT,
+	  .client_events = { IBV_EVENT_DEVICE_FATAL } },
 };
 
 struct side {
@@ -239,25 +307,83 @@ static void expect(const struct side *side, struct ibv_cq *cq, const int *status
 		fail("%s: one completion too many: request %d, \"%s\"", name, (int)wc.wr_id, ibv_wc_status_str(wc.status));
 }
 
-// The event, if there is to be one. Others may have come before: the first message establishes nothing that is asked for.
-static void expect_event(const struct side *side, int wanted)
+// Returns true if an event is of an object of this side.
+static bool is_own(const struct side *side, const struct ibv_async_event *event)
 {
+	switch (event->event_type) {
+	case IBV_EVENT_CQ_ERR:
+		return event->element.cq == side->recv_cq;
+	case IBV_EVENT_SRQ_ERR:
+	case IBV_EVENT_SRQ_LIMIT_REACHED:
+		return event->element.srq == side->srq;
+	case IBV_EVENT_PORT_ERR:
+	case IBV_EVENT_PORT_ACTIVE:
+	case IBV_EVENT_GID_CHANGE:
+	case IBV_EVENT_DEVICE_FATAL:
+		return event->element.port_num == 1;
+	default:
+		return event->element.qp == side->qp;
+	}
+}
+
+// The events in their order, and none besides.
+static void expect_events(const struct side *side, const int *wanted, int count)
+{
+	const char *name = side->scenario->name;
 	struct pollfd ready = { .fd = side->context->async_fd, .events = POLLIN };
 	struct ibv_async_event event;
-	bool found = wanted == NO_EVENT;
-	while (poll(&ready, 1, found ? 0 : PATIENCE_MS) == 1) {
+	int found = 0;
+	while (poll(&ready, 1, found == count ? 0 : PATIENCE_MS) == 1) {
 		if (ibv_get_async_event(side->context, &event))
-			fail("%s: cannot read an event", side->scenario->name);
+			fail("%s: cannot read an event", name);
 		ibv_ack_async_event(&event);
-		bool object = event.event_type == IBV_EVENT_CQ_ERR		? event.element.cq == side->recv_cq
-			      : event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED ? event.element.srq == side->srq
-										: event.element.qp == side->qp;
-		if (found || (int)event.event_type != wanted || !object)
-			fail("%s: unexpected event \"%s\"", side->scenario->name, ibv_event_type_str(event.event_type));
-		found = true;
+		if (found == count || (int)event.event_type != wanted[found] || !is_own(side, &event))
+			fail("%s: unexpected event \"%s\"", name, ibv_event_type_str(event.event_type));
+		found++;
 	}
-	if (!found)
-		fail("%s: no event", side->scenario->name);
+	if (found < count)
+		fail("%s: no event \"%s\"", name, ibv_event_type_str((enum ibv_event_type)wanted[found]));
+}
+
+static void drain(const struct side *side)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1 };
+	if (ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY))
+		fail("%s: cannot drain the send queue: %s", side->scenario->name, strerror(errno));
+}
+
+// Adds an address to the interface of the device's GID, and removes it.
+static void readdress(const struct side *side)
+{
+	char command[256];
+	snprintf(command, sizeof(command),
+		 "dev=$(cat /sys/class/infiniband/%s/ports/1/gid_attrs/ndevs/%d) && "
+		 "ip address add 10.99.0.1/32 dev $dev && ip address del 10.99.0.1/32 dev $dev",
+		 ibv_get_device_name(side->context->device), side->gid_index);
+	if (system(command))
+		fail("%s: cannot change the addresses", side->scenario->name);
+}
+
+static void expect_at_client(const struct side *side)
+{
+	const struct scenario *scenario = side->scenario;
+	int count = 0;
+	while (count < EVENTS && scenario->client_events[count])
+		count++;
+	expect(side, side->send_cq, scenario->client);
+	if (scenario->drained)
+		drain(side);
+	if (scenario->readdressed)
+		readdress(side);
+	expect_events(side, scenario->client_events, count);
+}
+
+static void expect_at_server(const struct side *side)
+{
+	const struct scenario *scenario = side->scenario;
+	const int events[EVENTS] = { scenario->event, scenario->server_then };
+	expect(side, side->recv_cq, scenario->server);
+	expect_events(side, events, scenario->event == NO_EVENT ? 0 : scenario->server_then ? 2 : 1);
 }
 
 static void play(struct side *side)
@@ -267,6 +393,7 @@ static void play(struct side *side)
 	exchange_out(side->socket, &side->own, sizeof(side->own));
 	exchange_in(side->socket, &side->peer, sizeof(side->peer));
 	struct connection how = { .timeout = 12, .retry_cnt = 2, .rnr_retry = 2 };
+	how.receives_only = scenario->deaf && !side->is_client;
 	if (!scenario->disabled)
 		how.access = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 	connect_queue_pair(side->qp, &side->own, &side->peer, side->gid_index, how);
@@ -278,24 +405,32 @@ static void play(struct side *side)
 	barrier(side->socket);
 	if (side->is_client) {
 		post_sends(side);
-		expect(side, side->send_cq, scenario->client);
-		expect_event(side, NO_EVENT);
+		expect_at_client(side);
 	}
 	barrier(side->socket);
 	if (!side->is_client) {
 		if (scenario->ended)
 			to_error(side);
-		expect(side, side->recv_cq, scenario->server);
-		expect_event(side, scenario->event);
+		expect_at_server(side);
 	}
 	barrier(side->socket);
-	destroy(side);
+	// A device that has failed refuses the commands, and the driver ends the rest with the process.
+	if (!scenario->fatal || !side->is_client)
+		destroy(side);
 }
 
 int main(int argc, char **argv)
 {
+	const struct scenario *table = SCENARIOS;
+	size_t count = sizeof(SCENARIOS) / sizeof(SCENARIOS[0]);
+	if (argc > 1 && !strcmp(argv[1], "-f")) {
+		table = FAULTS;
+		count = sizeof(FAULTS) / sizeof(FAULTS[0]);
+		argc--;
+		argv++;
+	}
 	if (argc < 3)
-		fail("usage: %s DEVICE GID-INDEX [SERVER]", argv[0]);
+		fail("usage: errors [-f] DEVICE GID-INDEX [SERVER]");
 	const char *server = argc > 3 ? argv[3] : NULL;
 	struct side side = { .gid_index = atoi(argv[2]), .is_client = server != NULL };
 	side.context = open_device(argv[1]);
@@ -304,9 +439,8 @@ int main(int argc, char **argv)
 		fail("no memory");
 	memset(side.buffer, 0, BUFFER);
 	side.socket = control_connection(server, PORT);
-	size_t count = sizeof(SCENARIOS) / sizeof(SCENARIOS[0]);
 	for (size_t i = 0; i < count; i++) {
-		side.scenario = &SCENARIOS[i];
+		side.scenario = &table[i];
 		play(&side);
 		printf("%s: as it should be\n", side.scenario->name);
 	}

@@ -206,6 +206,14 @@ impl Daemon {
         self.ask(&["fault", "--file", &file.to_string_lossy()]).map(drop)
     }
 
+    /// Ends the faults of a device.
+    ///
+    /// # Errors
+    /// The daemon refuses.
+    pub fn end_faults(&self, device: &str) -> Result<()> {
+        self.ask(&["fault", "--device", device, "off"]).map(drop)
+    }
+
     /// Takes the link of a device up or down.
     pub fn set_link(&self, device: &str, up: bool) -> Result<()> {
         self.ask(&["link", if up { "up" } else { "down" }, "--device", device]).map(drop)

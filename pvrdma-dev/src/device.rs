@@ -141,6 +141,13 @@ impl<B: Backend> PvrdmaDevice<B> {
         changed
     }
 
+    /// Informs the driver that its adapter has changed the GID table, which no command has caused.
+    pub fn gid_table_changed(&self) {
+        if self.core.gate.is_open() {
+            self.port_event(PortEvent::GidChange);
+        }
+    }
+
     /// Informs the driver. The calling thread may serve other devices, so it does not access slow memory.
     fn port_event(&self, event: PortEvent) {
         let (core, event) = (&self.core, AsyncEvent::Port(event));

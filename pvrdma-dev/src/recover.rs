@@ -12,7 +12,7 @@ use pvrdma_verbs::{Backend, QueueError};
 use thiserror::Error;
 
 use crate::abi::ring::{Eqe, eqe};
-use crate::control::State;
+use crate::control::{Control, State};
 use crate::device::PvrdmaDevice;
 use crate::dsr;
 use crate::error::HandshakeError;
@@ -61,7 +61,10 @@ impl<B: Backend> PvrdmaDevice<B> {
     }
 
     pub(crate) fn read_outline(&self) -> Outline {
-        let control = self.control.lock();
+        self.outline_of(&self.control.lock())
+    }
+
+    fn outline_of(&self, control: &Control) -> Outline {
         let session = match (&control.state, control.restored.as_deref().and_then(|restored| restored.session.as_ref()))
         {
             (State::Active(session), _) | (_, Some((session, _, true))) => Some(session),
@@ -77,12 +80,27 @@ impl<B: Backend> PvrdmaDevice<B> {
     }
 
     pub(crate) fn recover_from(&self, outline: &Outline) -> Result<(), RecoverError> {
+        self.recover_locked(&mut self.control.lock(), outline)
+    }
+
+    /// Makes the device fail as a crash of its process does: all objects are lost, the device is in reset, and an
+    /// active driver is told by DEVICE_FATAL. Waits for the command in progress.
+    pub fn fail(&self) {
         let mut control = self.control.lock();
-        self.power_on(&mut control);
+        let outline = self.outline_of(&control);
+        let log = &self.core().log;
+        match self.recover_locked(&mut control, &outline) {
+            Ok(()) => log.warn(module_path!(), format_args!("failed on request")),
+            Err(error) => log.warn(module_path!(), format_args!("failed on request; the driver is not told: {error}")),
+        }
+    }
+
+    fn recover_locked(&self, control: &mut Control, outline: &Outline) -> Result<(), RecoverError> {
+        self.power_on(control);
         let told = self.tell_driver(outline);
         let problem = told.as_ref().err().map(RecoverError::to_string);
         *self.recovery.lock() = Some(RecoveryStatus { told: problem.is_none(), problem });
-        self.publish_phase(&control);
+        self.publish_phase(control);
         told
     }
 

@@ -480,7 +480,7 @@ pub struct FaultArgs {
     /// Network with the uplink.
     #[arg(long, value_name = "NAME", default_value = DEFAULT_NETWORK)]
     pub network: String,
-    /// Device whose connections fail, in place of the uplink.
+    /// Device that fails, or whose connections fail, in place of the uplink.
     #[arg(long, value_name = "NAME", conflicts_with = "network")]
     pub device: Option<String>,
     /// File with faults of devices: a line for each, as vm0 loss/nth:5.

@@ -1,5 +1,6 @@
 //! `pvrdmad`: see the library.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -328,22 +329,19 @@ fn fault(args: FaultArgs) -> Result<()> {
     let FaultArgs { daemon, network, device, file, faults } = args;
     let Some(path) = file else {
         let request = match device {
-            Some(device) => FaultArg::of_device(&faults).map(|faults| Request::DeviceFaults { device, faults }),
+            Some(device) => FaultArg::of_device(&faults)
+                .map(|faults| Request::DeviceFaults { faults: BTreeMap::from([(device, faults)]) }),
             None => FaultArg::of_uplink(&faults).map(|fault| Request::Fault { network, fault }),
         };
         return change(&daemon, &request.map_err(anyhow::Error::msg)?);
     };
     let mut text = String::new();
     let read = File::open(&path).and_then(|file| file.take(FaultFile::MAX_LEN + 1).read_to_string(&mut text));
-    let FaultFile(devices) = read
+    let FaultFile(faults) = read
         .map_err(anyhow::Error::from)
         .and_then(|_| text.parse().map_err(anyhow::Error::msg))
         .with_context(|| path.display().to_string())?;
-    for (device, faults) in devices {
-        change(&daemon, &Request::DeviceFaults { device: device.clone(), faults })
-            .with_context(|| format!("device {device}"))?;
-    }
-    Ok(())
+    change(&daemon, &Request::DeviceFaults { faults })
 }
 
 /// Upgrades networks, or checks that they can be upgraded, and prints the result for each. Fails if one of them failed.

@@ -7,9 +7,10 @@ mod common;
 use std::fs;
 use std::process::Command;
 
+use common::patient::PatientVmm;
 use common::process::Daemon;
 use common::traffic::{Guest, gid, mac, transfer};
-use pvrdma_dev::testing::{Buffer, Cq, Mr, Path, Pd, Qp, QpInit, RecvWr, SendWr, access, status};
+use pvrdma_dev::testing::{AsyncEntry, Buffer, Cq, Mr, Path, Pd, Qp, QpInit, RecvWr, SendWr, access, status};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -154,10 +155,17 @@ fn a_file_sets_the_faults_of_several_devices() {
     fs::write(&file, "vm1 local-protection/nth:2 # a bad key\nvm2 rnr/times:3\nvm2 remote-access\n").unwrap();
     host.run(&["fault", "--file", &path]).unwrap();
     assert_eq!([1, 2].map(|number| host.faults(number).len()), [1, 2]);
-    for (text, words) in [("vm1 lost", "line 1"), ("vm1 rnr\nvm9 rnr", "there is no device 'vm9'")] {
+    // All devices are checked before the first one changes.
+    let too_many = format!("vm1 rnr\n{}", "vm2 rnr\n".repeat(65));
+    for (text, words) in [
+        ("vm1 lost", "line 1"),
+        ("vm1 rnr\nvm9 rnr", "there is no device 'vm9'"),
+        (&too_many, "device vm2: a device has at most 64 faults"),
+    ] {
         fs::write(&file, text).unwrap();
         let problem = host.run(&["fault", "--file", &path]).unwrap_err();
         assert!(problem.contains(words), "{problem}");
+        assert_eq!(host.faults(1)[0].0, "local-protection/nth:2/times:1", "{text}");
     }
     for wrong in [["--network", "red", "rnr"], ["--device", "vm1", "loss:0.1"], ["--device", "vm9", "rnr"]] {
         assert!(host.run(&[&["fault"][..], &wrong].concat()).is_err(), "{wrong:?}");
@@ -165,6 +173,74 @@ fn a_file_sets_the_faults_of_several_devices() {
     let many = vec!["rnr"; 65];
     assert!(host.run(&[&["fault", "--device", "vm1"][..], &many].concat()).unwrap_err().contains("at most 64"));
     assert_eq!(host.faults(2).len(), 2);
+}
+
+/// Asynchronous events of the port.
+const PORT_ACTIVE: AsyncEntry = AsyncEntry { kind: 9, info: 1 };
+const PORT_ERR: AsyncEntry = AsyncEntry { kind: 10, info: 1 };
+const GID_CHANGE: AsyncEntry = AsyncEntry { kind: 18, info: 1 };
+/// DEVICE_FATAL.
+const FATAL: AsyncEntry = AsyncEntry { kind: 8, info: 0 };
+
+/// The guest is told that its link or its GID goes and returns, and its connections fail meanwhile.
+#[test]
+fn links_and_addresses_go_and_return() {
+    let host = Host::start();
+    let (a, b) = (Guest::new(1, &host.folder.path().join("vm1")), Guest::new(2, &host.folder.path().join("vm2")));
+    let good = status::SUCCESS;
+    let port = || {
+        let shown: Value = serde_json::from_str(&host.run(&["status", "--json"]).unwrap()).unwrap();
+        shown["devices"][0]["port"].as_str().unwrap().to_owned()
+    };
+    for (rule, gone, [down, up], word) in [
+        ("link-down/nth:2", PORT_ERR, [PORT_ERR, PORT_ACTIVE], "down"),
+        ("gid-removed/nth:2", GID_CHANGE, [GID_CHANGE, GID_CHANGE], "active"),
+    ] {
+        host.run(&["fault", "--device", "vm1", rule]).unwrap();
+        assert_eq!(send(&a, &b, 3), [vec![good, status::RETRY_EXC], vec![good]], "{rule}");
+        assert_eq!((a.driver.wait_async_event(), port()), (vec![gone], word.to_owned()), "{rule}");
+        assert_eq!((send(&a, &b, 1)[0].clone(), down), (vec![status::RETRY_EXC], gone));
+        host.run(&["fault", "--device", "vm1", "off"]).unwrap();
+        assert_eq!((a.driver.wait_async_event(), port()), (vec![up], "active".to_owned()), "{rule}");
+        transfer(&a, &b, 5);
+    }
+    // By time, without a request.
+    host.run(&["fault", "--device", "vm1", "link-down/after:10ms/for:10ms"]).unwrap();
+    let mut events = a.driver.wait_async_event();
+    while events.len() < 2 {
+        events.extend(a.driver.wait_async_event());
+    }
+    assert_eq!(events, [PORT_ERR, PORT_ACTIVE]);
+    assert!(b.driver.async_events().is_empty());
+    transfer(&a, &b, 5);
+}
+
+#[test]
+fn a_device_fails_and_its_driver_starts_it_again() {
+    let host = Host::start();
+    let vm = PatientVmm::connect(&host.folder.path().join("vm1"), 16 << 20);
+    let load = || {
+        let driver = vm.load().unwrap();
+        driver.bind_gid(0, gid(1)).unwrap();
+        Guest { number: 1, driver }
+    };
+    let (a, b) = (load(), Guest::new(2, &host.folder.path().join("vm2")));
+    let good = status::SUCCESS;
+    host.run(&["fault", "--device", "vm1", "device-fatal/nth:3"]).unwrap();
+    let mut connection = Connection::new(&a, &b);
+    assert_eq!(connection.send(2), [[good, good], [good, good]]);
+    connection.left.post_send(&[SendWr::send(3, &[connection.mine.0.sge(&connection.mine.1, 0, 64)])]).unwrap();
+    assert_eq!(a.driver.wait_async_event(), [FATAL]);
+    // The driver's commands fail, and the peer gets no response.
+    assert!(a.driver.query_port().is_err());
+    connection.right.post_send(&[SendWr::send(4, &[connection.theirs.0.sge(&connection.theirs.1, 0, 64)])]).unwrap();
+    assert_eq!(connection.rcq.wait().status, status::RETRY_EXC);
+    let shown: Value = serde_json::from_str(&host.run(&["status", "--json"]).unwrap()).unwrap();
+    assert_eq!(shown["devices"][0]["recovery"], serde_json::json!({"told": true, "problem": null}));
+    drop(connection);
+    a.driver.remove();
+    transfer(&load(), &b, 5);
+    assert_eq!(host.faults(1)[0].2, 1);
 }
 
 /// The files of `docs/incidents/` do what `docs/faults.md` says.

@@ -75,6 +75,8 @@ pub(crate) enum Why {
     Busy,
     /// The link of the device is down.
     LinkDown,
+    /// A fault on request has removed it.
+    Removed,
 }
 
 /// Conflict: a host beyond the uplink uses an address that a device holds.

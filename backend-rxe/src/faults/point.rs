@@ -1,68 +1,63 @@
 //! The rules of a device in force, and their counts.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use pvrdma_base::Random;
-use pvrdma_verbs::VerbsError;
-use pvrdma_verbs_types::{QpType, Qpn};
-use serde::{Deserialize, Serialize};
+use pvrdma_verbs_types::{Gid, QpType, Qpn};
 
-use super::rule::{Fault, FaultRule, Site, Trigger};
+use super::armed::{Armed, FaultStatus};
+use super::rule::{Fault, FaultRule, Site};
+use crate::task::Task;
 
-/// Highest number of keys that one rule revokes.
-const MAX_KEYS: usize = 1024;
+/// A queue pair at a place.
+#[derive(Clone, Copy)]
+struct Place {
+    qp: (QpType, Qpn),
+    now: Duration,
+    /// Key of the access, at [`Site::Access`].
+    key: Option<u32>,
+    /// Source of the request, at [`Site::Request`].
+    source: Option<Gid>,
+}
 
-/// A rule in force.
+/// Rules, and the faults of the device that last.
+#[derive(Debug, Default)]
+struct Rules {
+    armed: Vec<Armed>,
+    /// GIDs that faults have removed.
+    removed: Vec<Gid>,
+    /// The GID table has changed since the last review.
+    gids_changed: bool,
+    /// Applies faults of the device.
+    effects: Option<Arc<Task>>,
+    /// Reviews the addresses of the device.
+    addresses: Option<Arc<Task>>,
+}
+
+/// State of a device according to its rules.
 #[derive(Debug)]
-struct Armed {
-    rule: FaultRule,
-    random: Random,
-    seen: u64,
-    happened: u64,
-    /// Keys that this rule has revoked.
-    keys: HashSet<u32>,
-}
-
-impl Armed {
-    fn new(rule: FaultRule) -> Self {
-        // State 0 would yield only zeros.
-        let random = Random::Seed(rule.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        Self { rule, random, seen: 0, happened: 0, keys: HashSet::new() }
-    }
-
-    /// Counts one time, and returns `true` if the fault happens.
-    fn count(&mut self) -> bool {
-        self.seen = self.seen.saturating_add(1);
-        let due = match self.rule.trigger {
-            Trigger::Nth(nth) => self.seen >= nth,
-            Trigger::Every(every) => self.seen.is_multiple_of(every),
-            Trigger::OneIn(most) => self.random.draw().is_ok_and(|number| number.is_multiple_of(most)),
-        };
-        let happens = due && self.rule.times.is_none_or(|times| self.happened < times);
-        self.happened = self.happened.saturating_add(u64::from(happens));
-        happens
-    }
-}
-
-/// A rule in force, with its counts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct FaultStatus {
-    /// The rule.
-    pub rule: FaultRule,
-    /// Number of times that its place was reached.
-    pub seen: u64,
-    /// Number of faults.
-    pub happened: u64,
+pub(super) struct Review {
+    /// A fault keeps the link down.
+    pub(super) link_down: bool,
+    /// The device fails now.
+    pub(super) fatal: bool,
+    /// The GID table has changed since the last review.
+    pub(super) gids_changed: bool,
+    /// Time of the next change without a request.
+    pub(super) next: Option<Duration>,
 }
 
 /// Faults of a device.
 #[derive(Debug, Default)]
 pub(crate) struct FaultPoint {
+    /// There are rules.
     active: AtomicBool,
-    armed: Mutex<Vec<Armed>>,
+    /// The device is cut off from its network. Set at the request that causes the fault, so that the same requests are
+    /// lost each time; a task then applies the rest of the fault.
+    cut: AtomicBool,
+    rules: Mutex<Rules>,
 }
 
 impl FaultPoint {
@@ -72,158 +67,146 @@ impl FaultPoint {
         self.active.load(Ordering::Relaxed)
     }
 
+    /// Returns `true` if a fault cuts off the device.
+    #[inline]
+    pub(crate) fn is_cut_off(&self) -> bool {
+        self.cut.load(Ordering::Relaxed)
+    }
+
+    /// Returns `true` if a fault cuts off the device, or has removed this GID of it.
+    #[inline]
+    pub(crate) fn is_cut(&self, gid: Gid) -> bool {
+        self.is_active() && (self.is_cut_off() || self.is_removed(gid))
+    }
+
+    /// Returns `true` if a fault has removed this GID of the device.
+    #[cold]
+    pub(crate) fn is_removed(&self, gid: Gid) -> bool {
+        self.rules.lock().removed.contains(&gid)
+    }
+
     /// Counts that a queue pair has reached a place. Returns the fault that happens there, that of the first rule if
     /// there are several.
     #[inline]
-    pub(crate) fn at(&self, site: Site, qp: (QpType, Qpn)) -> Option<Fault> {
-        if self.is_active() { self.at_place(site, qp, None) } else { None }
+    pub(crate) fn at(&self, site: Site, qp: (QpType, Qpn), now: impl FnOnce() -> Duration) -> Option<Fault> {
+        if !self.is_active() {
+            return None;
+        }
+        self.at_place(site, Place { qp, now: now(), key: None, source: None }).map(|(fault, _)| fault)
     }
 
     /// As [`Self::at`], for an access with this key. A revoked key stays revoked.
     #[inline]
-    pub(crate) fn at_key(&self, qp: (QpType, Qpn), key: u32) -> Option<Fault> {
-        if self.is_active() { self.at_place(Site::Access, qp, Some(key)) } else { None }
+    pub(crate) fn at_key(&self, qp: (QpType, Qpn), key: u32, now: impl FnOnce() -> Duration) -> Option<Fault> {
+        if !self.is_active() {
+            return None;
+        }
+        self.at_place(Site::Access, Place { qp, now: now(), key: Some(key), source: None }).map(|(fault, _)| fault)
     }
 
+    /// As [`Self::at`], for a request from this GID.
+    pub(crate) fn at_request(&self, qp: (QpType, Qpn), source: Option<Gid>, now: Duration) -> Option<Fault> {
+        self.at_place(Site::Request, Place { qp, now, key: None, source }).map(|(fault, _)| fault)
+    }
+
+    /// Counts that a request of a queue pair is the next one. Returns its delay.
     #[cold]
-    fn at_place(&self, site: Site, (qp_type, qpn): (QpType, Qpn), key: Option<u32>) -> Option<Fault> {
+    pub(crate) fn delay(&self, qp: (QpType, Qpn), now: Duration) -> Duration {
+        self.at_place(Site::Turn, Place { qp, now, key: None, source: None }).map_or(Duration::ZERO, |(_, delay)| delay)
+    }
+
+    /// Returns the first fault that happens at a place, with its delay.
+    #[cold]
+    fn at_place(&self, site: Site, place: Place) -> Option<(Fault, Duration)> {
+        let (qp_type, qpn) = place.qp;
         if qp_type.is_datagram() {
             return None;
         }
-        let mut first = None;
-        for armed in self.armed.lock().iter_mut() {
-            let rule = armed.rule;
-            if rule.fault.site() != site || rule.qp.is_some_and(|only| only != qpn) {
+        let (mut first, mut lasts) = (None, false);
+        let rules = &mut *self.rules.lock();
+        for armed in &mut rules.armed {
+            let fault = armed.rule.fault;
+            if fault.site() != site || !armed.is_for(qpn) {
                 continue;
             }
             // Each rule counts, even if an earlier one acts.
-            let mut happens = armed.count();
-            if let Some(key) = key.filter(|_| rule.fault == Fault::KeyRevoked) {
-                if happens && armed.keys.len() < MAX_KEYS {
-                    armed.keys.insert(key);
-                }
-                happens |= armed.keys.contains(&key);
-            }
-            if happens && first.is_none() {
-                first = Some(rule.fault);
-            }
+            let Some(delay) = armed.count(place.now, place.key, place.source) else { continue };
+            lasts |= armed.lasts();
+            first = first.or(Some((fault, delay)));
+        }
+        if lasts {
+            self.apply(rules);
+            rules.effects.iter().for_each(Task::schedule);
         }
         first
     }
-}
 
-/// Handle for the faults of a device. They last until it is dropped, across restarts of the device's driver.
-#[derive(Debug)]
-pub struct DeviceFaults(pub(crate) Arc<FaultPoint>);
-
-impl DeviceFaults {
-    /// Highest number of rules of a device.
-    pub const MAX_RULES: usize = 64;
-
-    /// Replaces the rules. All counts begin anew, and revoked keys become valid again.
-    ///
-    /// # Errors
-    /// There are too many rules; nothing has changed then.
-    pub fn set(&self, rules: &[FaultRule]) -> Result<(), VerbsError> {
-        if rules.len() > Self::MAX_RULES {
-            return Err(VerbsError::Exhausted("faults of this device"));
+    /// Counts that a connection is set up.
+    #[cold]
+    pub(crate) fn connected(&self, (qp_type, qpn): (QpType, Qpn)) {
+        if !qp_type.is_datagram() {
+            self.rules.lock().armed.iter_mut().for_each(|armed| armed.connected(qpn));
         }
-        let mut armed = self.0.armed.lock();
-        *armed = rules.iter().copied().map(Armed::new).collect();
-        self.0.active.store(!armed.is_empty(), Ordering::Relaxed);
-        Ok(())
+    }
+
+    /// Sets the task that reviews the addresses of the device when faults remove or return them.
+    pub(crate) fn set_addresses(&self, task: &Arc<Task>) {
+        self.rules.lock().addresses = Some(Arc::clone(task));
+    }
+
+    /// Records that the GID table has changed because of a fault.
+    pub(crate) fn gids_changed(&self) {
+        let rules = &mut *self.rules.lock();
+        rules.gids_changed = true;
+        rules.effects.iter().for_each(Task::schedule);
+    }
+
+    /// Makes the lasting faults of the device effective for its queue pairs.
+    fn apply(&self, rules: &mut Rules) {
+        self.cut.store(rules.armed.iter().any(Armed::cuts), Ordering::Relaxed);
+        let removed: Vec<_> = rules.armed.iter().filter_map(Armed::removed).collect();
+        if removed != rules.removed {
+            rules.removed = removed;
+            rules.addresses.iter().for_each(Task::schedule);
+        }
+    }
+
+    /// Ends faults whose time is over, and begins those whose time has come.
+    pub(super) fn review(&self, now: Duration) -> Review {
+        let rules = &mut *self.rules.lock();
+        rules.armed.iter_mut().for_each(|armed| armed.pass(now));
+        self.apply(rules);
+        Review {
+            link_down: rules.armed.iter().any(|armed| armed.is_lasting(Fault::LinkDown)),
+            fatal: rules.armed.iter().any(|armed| armed.is_lasting(Fault::DeviceFatal)),
+            gids_changed: std::mem::take(&mut rules.gids_changed),
+            next: rules.armed.iter().filter_map(Armed::next).min(),
+        }
+    }
+
+    /// Ends the failure of the device, which has lost its objects.
+    pub(super) fn has_failed(&self, now: Duration) {
+        let rules = &mut *self.rules.lock();
+        rules.armed.iter_mut().filter(|armed| armed.is_lasting(Fault::DeviceFatal)).for_each(|armed| armed.end(now));
+        self.apply(rules);
+    }
+
+    /// Replaces the rules.
+    pub(super) fn set(&self, rules: &[FaultRule], now: Duration) {
+        let known = &mut *self.rules.lock();
+        known.armed = rules.iter().map(|rule| Armed::new(*rule, now)).collect();
+        self.apply(known);
+        self.active.store(!known.armed.is_empty(), Ordering::Relaxed);
+        known.effects.iter().for_each(Task::schedule);
+    }
+
+    /// Sets the task that applies faults of the device.
+    pub(super) fn set_effects(&self, task: Option<Arc<Task>>) {
+        self.rules.lock().effects = task;
     }
 
     /// Returns the rules in force.
-    pub fn status(&self) -> Vec<FaultStatus> {
-        let armed = self.0.armed.lock();
-        armed.iter().map(|&Armed { rule, seen, happened, .. }| FaultStatus { rule, seen, happened }).collect()
-    }
-}
-
-impl Drop for DeviceFaults {
-    fn drop(&mut self) {
-        self.0.armed.lock().clear();
-        self.0.active.store(false, Ordering::Relaxed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use pvrdma_packet::MacAddr;
-
-    use super::*;
-    use crate::by_mac::ByMac;
-
-    const QP: (QpType, Qpn) = (QpType::Rc, Qpn::new(0x101));
-
-    fn faults(rules: &[&str]) -> DeviceFaults {
-        let faults = DeviceFaults(Arc::default());
-        faults.set(&rules.iter().map(|rule| rule.parse().unwrap()).collect::<Vec<_>>()).unwrap();
-        faults
-    }
-
-    /// Returns the times, of the first `count`, at which a rule acts.
-    fn times(rule: &str, count: u64) -> Vec<u64> {
-        let faults = faults(&[rule]);
-        let site = faults.status()[0].rule.fault.site();
-        (1..=count).filter(|_| faults.0.at(site, QP).is_some()).collect()
-    }
-
-    #[test]
-    fn counts_decide() {
-        assert_eq!(times("loss/nth:5", 20), [5]);
-        assert_eq!(times("loss/nth:5/times:3", 20), [5, 6, 7]);
-        assert_eq!(times("loss/nth:18/times:always", 20), [18, 19, 20]);
-        assert_eq!(times("loss/every:7", 20), [7, 14]);
-        assert_eq!(times("loss/every:7/times:1", 20), [7]);
-        assert_eq!(times("loss/one-in:1", 3), [1, 2, 3]);
-    }
-
-    #[test]
-    fn the_same_seed_gives_the_same_sequence() {
-        let sequence = |seed: u64| times(&format!("loss/one-in:10/seed:{seed}"), 1000);
-        for seed in 0..20 {
-            assert_eq!(sequence(seed), sequence(seed));
-            assert!((50..200).contains(&sequence(seed).len()), "{}", sequence(seed).len());
-            assert_ne!(sequence(seed), sequence(seed + 1));
-        }
-    }
-
-    #[test]
-    fn other_queue_pairs_and_places_are_not_counted() {
-        let faults = faults(&["loss/qp:0x101/nth:2", "rnr", "remote-access/nth:3"]);
-        let point = &faults.0;
-        assert_eq!(point.at(Site::Arrival, (QpType::Rc, Qpn::new(0x102))), None);
-        assert_eq!(point.at(Site::Arrival, (QpType::Gsi, Qpn::new(0x101))), None);
-        assert_eq!((point.at(Site::Arrival, QP), point.at(Site::Arrival, QP)), (None, Some(Fault::Loss)));
-        assert_eq!(point.at(Site::Wanted, QP), Some(Fault::Rnr));
-        let counts: Vec<_> = faults.status().iter().map(|status| (status.seen, status.happened)).collect();
-        assert_eq!(counts, [(2, 1), (1, 1), (0, 0)]);
-    }
-
-    #[test]
-    fn a_revoked_key_stays_revoked_until_the_rules_change() {
-        let faults = faults(&["key-revoked/nth:2"]);
-        let at = |key| faults.0.at_key(QP, key);
-        assert_eq!([at(7), at(8), at(7), at(8), at(8)], {
-            let revoked = Some(Fault::KeyRevoked);
-            [None, revoked, None, revoked, revoked]
-        });
-        faults.set(&[]).unwrap();
-        assert!(!faults.0.is_active() && at(8).is_none());
-    }
-
-    #[test]
-    fn rules_are_bounded_and_end_with_their_handle() {
-        let rule = FaultRule::new(Fault::Loss);
-        let points = ByMac::<FaultPoint>::default();
-        let faults = DeviceFaults(points.of(MacAddr([2; 6])));
-        assert!(faults.set(&[rule; DeviceFaults::MAX_RULES + 1]).is_err());
-        faults.set(&[rule; DeviceFaults::MAX_RULES]).unwrap();
-        let point = points.of(MacAddr([2; 6]));
-        assert!(point.is_active());
-        drop(faults);
-        assert!(!point.is_active());
+    pub(super) fn status(&self) -> Vec<FaultStatus> {
+        self.rules.lock().armed.iter().map(Armed::status).collect()
     }
 }

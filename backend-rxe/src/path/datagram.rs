@@ -323,8 +323,19 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         Ok((to, source))
     }
 
-    /// Finds the receiver, which is usually that of the last datagram.
+    /// Finds the receiver, unless a requested fault cuts off one of the two devices.
     fn find(&mut self, to: &UdDestination, source: BoundGid) -> Destination {
+        if self.qp.adapter.faults.is_cut(source.gid) {
+            return Destination::Nowhere;
+        }
+        match self.look_up(to, source) {
+            Destination::Peer(peer) if peer.adapter.faults.is_cut(to.dgid) => Destination::Nowhere,
+            found => found,
+        }
+    }
+
+    /// Finds the receiver, which is usually that of the last datagram.
+    fn look_up(&mut self, to: &UdDestination, source: BoundGid) -> Destination {
         let (generation, address) = (self.resolver.generation(), source.beside(to.dgid));
         if let Some(peer) = self.route.last(generation, source, address, to.qpn) {
             return Destination::Peer(peer);

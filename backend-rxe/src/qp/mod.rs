@@ -130,7 +130,7 @@ impl Qp {
     /// Counts that the QP has reached a place where faults are requested. Returns the fault that happens there.
     #[inline]
     pub(crate) fn fault(&self, site: Site) -> Option<Fault> {
-        self.adapter.faults.at(site, self.state.id())
+        self.adapter.faults.at(site, self.state.id(), || self.adapter.engine.now())
     }
 
     /// Returns the state of the QP for inspection.

@@ -63,7 +63,7 @@ impl Qp {
             return Err(VerbsError::Invalid("current state"));
         }
         if from != to {
-            self.state.flight.note(self.adapter.engine.now(), FlightEvent::State(to));
+            self.entered(to);
         }
         if mask.contains(QpAttrMask::AV) {
             self.state.flight.note(self.adapter.engine.now(), FlightEvent::Path);
@@ -80,6 +80,14 @@ impl Qp {
             self.state.set_draining(false);
         }
         Ok(Modified::Attributes(attrs))
+    }
+
+    /// Records a new state, and counts a connection for the faults of the device.
+    fn entered(&self, state: QpState) {
+        self.state.flight.note(self.adapter.engine.now(), FlightEvent::State(state));
+        if state == QpState::Rtr && self.adapter.faults.is_active() {
+            self.adapter.faults.connected(self.state.id());
+        }
     }
 
     /// Enters SQD. `idle`: no request is in flight, so the send queue has already drained.

@@ -16,6 +16,7 @@ use super::flight::FlightEvent;
 use super::no_queue::NoQueue;
 use super::pending_completions::PendingCompletions;
 use super::spoil::spoil_request;
+use crate::adapter::Adapter;
 use crate::counters::{Counters, Tally};
 use crate::flows::{LastFlow, Road};
 use crate::sg::{Memory, SgList};
@@ -39,6 +40,12 @@ pub(crate) struct Progress {
     /// Value of [`super::responder::Responder::epoch`] when the first byte moved. When it changes, the peer has lost
     /// its part of the message.
     pub(crate) epoch: Epoch,
+    /// Time before which the request does not begin, once that was decided.
+    pub(crate) begins: Option<Duration>,
+    /// Number of bytes in its completion, if the peer has executed it and the response was lost.
+    pub(crate) executed: Option<u32>,
+    /// Previous value at the peer, if it is an atomic that was executed.
+    pub(crate) original: u64,
 }
 
 /// Reason to wait.
@@ -256,6 +263,20 @@ impl Requester {
         self.next(view)
     }
 
+    /// Returns `true` if a requested fault delays the request in flight, which runs when the delay is over.
+    #[cold]
+    pub(crate) fn is_delayed(&mut self, qp: &Qp) -> bool {
+        let Adapter { faults, engine, .. } = &*qp.adapter;
+        let Some(progress) = self.current.as_mut().filter(|progress| !progress.checked) else { return false };
+        let now = engine.now();
+        let begins = *progress.begins.get_or_insert_with(|| now.saturating_add(faults.delay(qp.state.id(), now)));
+        if now >= begins {
+            return false;
+        }
+        self.arm(qp, begins);
+        true
+    }
+
     /// Returns `true` if the next request was checked before, when its path was not known.
     pub(crate) fn is_checked(&self) -> bool {
         self.current.as_ref().is_some_and(|progress| progress.checked)
@@ -272,6 +293,14 @@ impl Requester {
             return Ok(false);
         }
         self.source.pop(view, work).inspect_err(|_| self.broken = true)
+    }
+
+    /// As [`Self::pop`], unless a requested fault delays the next request.
+    pub(crate) fn pop_due(&mut self, qp: &Qp, view: &DmaView<'_>, work: &mut SendWr) -> Result<bool, QueueError> {
+        if qp.adapter.faults.is_active() && (self.current.is_some() || self.next(view)?) && self.is_delayed(qp) {
+            return Ok(false);
+        }
+        self.pop(view, work)
     }
 
     /// Ends a request that was popped, in the order of the ring.
@@ -458,7 +487,7 @@ pub(crate) fn begin_request(
     tally: &mut Tally,
 ) -> Result<Begun, WcStatus> {
     if qp.adapter.faults.is_active() {
-        spoil_request(qp, work)?;
+        spoil_request(qp, attrs, work)?;
     }
     begin_counted_request(qp, attrs, work, own, tally)
 }

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs_types::{NakReason, SendOp, SendWr, Sge, WcStatus};
+use pvrdma_verbs_types::{NakReason, QpAttrs, SendOp, SendWr, Sge, WcStatus};
 
 use super::Qp;
 use super::responder::Responder;
 use super::state::StateCell;
+use crate::adapter::Adapter;
 use crate::faults::{Fault, Site};
 
 /// Makes a request invalid if a fault of the device says so. The checks that follow then find the error.
@@ -15,8 +16,10 @@ use crate::faults::{Fault, Site};
 /// # Errors
 /// The status that the request ends with.
 #[cold]
-pub(super) fn spoil_request(qp: &Qp, work: &mut SendWr) -> Result<(), WcStatus> {
-    match qp.fault(Site::Request) {
+pub(super) fn spoil_request(qp: &Qp, attrs: &QpAttrs, work: &mut SendWr) -> Result<(), WcStatus> {
+    let Adapter { faults, engine, .. } = &*qp.adapter;
+    let source = qp.source(attrs.av.sgid_index).map(|source| source.gid);
+    match faults.at_request(qp.state.id(), source, engine.now()) {
         Some(Fault::LocalProtection) => spoil_keys(&mut work.sges),
         Some(Fault::LocalOperation) => work.op = SendOp::Malformed,
         Some(Fault::LocalLength) => return Err(WcStatus::LocalLength),

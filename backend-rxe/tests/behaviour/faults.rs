@@ -1,8 +1,12 @@
 //! Faults on request: the statuses, states and events of the real cause, at both ends.
 
-use pvrdma_rxe::faults::{DeviceFaults, FaultRule};
-use pvrdma_verbs::{AsyncEvent, QpEvent, QueuePair, SrqEvent};
-use pvrdma_verbs_types::{QpState, QpType, RemoteAddress, SendFlags, SendOp, WcStatus};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pvrdma_link::Clock;
+use pvrdma_rxe::faults::{DeviceEffect, DeviceFaults, FaultRule};
+use pvrdma_verbs::{AsyncEvent, Hca, QpEvent, QueuePair, SrqEvent};
+use pvrdma_verbs_types::{QpAttrMask, QpAttrs, QpState, QpType, RemoteAddress, SendFlags, SendOp, WcStatus};
 
 use crate::world::*;
 
@@ -54,6 +58,17 @@ struct Outcome {
 
 /// Posts requests from left to right, with a fault at one of the devices.
 fn run(number: u8, rule: &str, kind: Kind) -> (Pair, Outcome) {
+    let (pair, outcome, _faults) = post(number, rule, kind, false);
+    (pair, outcome)
+}
+
+/// As [`run`], with each request posted when the one before it has ended: on the wire, one response may answer several
+/// requests. Returns the faults too, which last until they are dropped.
+fn run_one_by_one(number: u8, rule: &str, kind: Kind) -> (Pair, Outcome, DeviceFaults) {
+    post(number, rule, kind, true)
+}
+
+fn post(number: u8, rule: &str, kind: Kind, one_by_one: bool) -> (Pair, Outcome, DeviceFaults) {
     let world = World::new();
     let faults = set(&world, number, &[rule]);
     let pair = Pair::with(world, |_| {}, |_| {});
@@ -61,6 +76,10 @@ fn run(number: u8, rule: &str, kind: Kind) -> (Pair, Outcome) {
     for wr_id in 0..REQUESTS {
         pair.right.recv(100 + wr_id, &[theirs.sge(0, 8)]);
         pair.left.post(wr_id, kind.op(theirs.remote(0)), &[mine.sge(0, 8)]);
+        if one_by_one {
+            pair.left.qp.notify_send();
+            pair.settle();
+        }
     }
     pair.left.qp.notify_send();
     pair.settle();
@@ -71,7 +90,7 @@ fn run(number: u8, rule: &str, kind: Kind) -> (Pair, Outcome) {
         events: (pair.a.events.poll(), pair.b.events.poll()),
         happened: faults.status()[0].happened,
     };
-    (pair, outcome)
+    (pair, outcome, faults)
 }
 
 /// Returns the completions of a queue whose entry number [`HIT`] has this status: those before it succeeded, and those
@@ -242,16 +261,196 @@ fn a_rule_for_one_queue_pair_leaves_the_others_alone() {
     assert_eq!(left.scq.poll_statuses(), [(1, WcStatus::RemoteInvalidRequest)]);
 }
 
+/// The peer has executed the requests whose responses are lost, and executes none of them twice.
+#[test]
+fn lost_responses_are_retried_and_execute_nothing_twice() {
+    let good = |count: u64| (0..count).map(|at| (100 + at, WcStatus::Success)).collect::<Vec<_>>();
+    for kind in [Kind::Send, Kind::WriteWithImmediate, Kind::Write, Kind::Read, Kind::FetchAdd] {
+        let takes = matches!(kind, Kind::Send | Kind::WriteWithImmediate);
+        let (_, outcome, _faults) = run_one_by_one(1, "response-loss/nth:3", kind);
+        assert!(outcome.left.iter().all(|(_, status)| *status == WcStatus::Success), "{kind:?} {outcome:?}");
+        assert_eq!(outcome.states, (QpState::Rts, QpState::Rts), "{kind:?}");
+        assert_eq!((outcome.left.len() as u64, outcome.happened), (REQUESTS, 1), "{kind:?}");
+        assert_eq!(outcome.right, good(if takes { REQUESTS } else { 0 }), "{kind:?}");
+        let (_, outcome, _faults) = run_one_by_one(1, "response-loss/nth:3/times:always", kind);
+        assert_eq!(outcome.left, failed(0, WcStatus::RetryExceeded), "{kind:?}");
+        assert_eq!(outcome.states, (QpState::Error, QpState::Rts), "{kind:?}");
+        assert_eq!(outcome.right, good(if takes { HIT + 1 } else { 0 }), "{kind:?}");
+    }
+}
+
+#[test]
+fn an_atomic_whose_response_is_lost_is_executed_once() {
+    let world = World::new();
+    let faults = set(&world, 1, &["response-loss/nth:1/times:2"]);
+    let pair = Pair::with(world, |_| {}, |_| {});
+    let (mine, theirs) = (pair.a.buffer(8), pair.b.buffer(8));
+    theirs.write(0, &7_u64.to_le_bytes());
+    pair.left.submit(1, SendOp::FetchAdd { remote: theirs.remote(0), add: 5 }, &[mine.sge(0, 8)]);
+    pair.settle();
+    assert_eq!((pair.left.scq.poll_statuses(), faults.status()[0].happened), (vec![(1, WcStatus::Success)], 2));
+    assert_eq!((mine.read(0, 8), theirs.read(0, 8)), (7_u64.to_le_bytes().to_vec(), 12_u64.to_le_bytes().to_vec()));
+}
+
+#[test]
+fn a_response_that_contradicts_the_protocol_ends_the_requester() {
+    for kind in [Kind::Send, Kind::Write, Kind::Read, Kind::FetchAdd] {
+        let (_, outcome, _faults) = run_one_by_one(1, "bad-response/nth:3", kind);
+        assert_eq!(outcome.left, failed(0, WcStatus::BadResponse), "{kind:?}");
+        assert_eq!(outcome.states, (QpState::Error, QpState::Rts), "{kind:?}");
+        assert_eq!(outcome.events, (vec![], vec![]), "{kind:?}");
+        assert_eq!(outcome.right.len() as u64, if kind == Kind::Send { HIT + 1 } else { 0 }, "{kind:?}");
+    }
+}
+
+#[test]
+fn delayed_requests_begin_late_and_in_order() {
+    let world = World::new();
+    let _faults = set(&world, 1, &["delay/nth:3/by:20ms"]);
+    let pair = Pair::with(world, |_| {}, |_| {});
+    for wr_id in 0..REQUESTS {
+        pair.right.recv(100 + wr_id, &[]);
+        pair.left.post(wr_id, SEND, &[]);
+    }
+    pair.left.qp.notify_send();
+    pair.world.run();
+    assert_eq!(pair.right.rcq.poll().len() as u64, HIT);
+    let start = pair.world.clock.now();
+    while pair.right.rcq.total() == HIT {
+        assert!(pair.world.step());
+    }
+    assert_eq!(pair.world.clock.now() - start, Duration::from_millis(20));
+    pair.settle();
+    let good: Vec<_> = (0..REQUESTS).map(|at| (at, WcStatus::Success)).collect();
+    assert_eq!(pair.left.scq.poll_statuses(), good);
+}
+
+#[test]
+fn a_delayed_request_can_be_flushed() {
+    let world = World::new();
+    let _faults = set(&world, 1, &["delay/nth:2/by:20ms"]);
+    let pair = Pair::with(world, |_| {}, |_| {});
+    for wr_id in 0..REQUESTS {
+        pair.right.recv(100 + wr_id, &[]);
+        pair.left.post(wr_id, SEND, &[]);
+    }
+    pair.left.qp.notify_send();
+    pair.world.run();
+    let error = QpAttrs { state: QpState::Error, ..QpAttrs::default() };
+    pair.left.qp.modify(&error, QpAttrMask::STATE).unwrap();
+    pair.settle();
+    let statuses = pair.left.scq.poll_statuses();
+    assert_eq!(statuses[0], (0, WcStatus::Success));
+    assert_eq!(statuses[1..], [1, 2, 3].map(|at| (at, WcStatus::Flushed)));
+}
+
+/// The peer fails after its retries, and the device that is gone sees nothing.
+#[test]
+fn a_device_that_is_gone_answers_nothing_until_it_returns() {
+    for kind in [Kind::Send, Kind::Read] {
+        let (pair, outcome, faults) = run_one_by_one(2, "peer-gone/nth:3", kind);
+        assert_eq!(outcome.left, failed(0, WcStatus::RetryExceeded), "{kind:?}");
+        assert_eq!(outcome.states, (QpState::Error, QpState::Rts), "{kind:?}");
+        assert_eq!(outcome.right.len() as u64, if kind == Kind::Send { HIT } else { 0 }, "{kind:?}");
+        // Its own requests are lost as well, as those of all its connections.
+        let attempt = |wr_id| {
+            let (left, right) = (pair.a.qp(QpType::Rc), pair.b.qp(QpType::Rc));
+            left.connect(&right, |_| {});
+            right.connect(&left, |_| {});
+            left.recv(wr_id, &[]);
+            right.submit(wr_id, SEND, &[]);
+            pair.settle();
+            right.scq.poll_statuses()
+        };
+        assert_eq!(attempt(1), [(1, WcStatus::RetryExceeded)], "{kind:?}");
+        faults.set(&[]).unwrap();
+        assert_eq!(attempt(2), [(2, WcStatus::Success)], "{kind:?}");
+    }
+}
+
+#[test]
+fn a_link_that_flaps_costs_retries() {
+    let world = World::new();
+    let faults = set(&world, 1, &["link-down/nth:3/for:5ms"]);
+    let effects = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&effects);
+    faults.apply_by(move |effect| told.lock().unwrap().push(effect));
+    let pair = Pair::with(world, |attrs| attrs.retry_cnt = 7, |_| {});
+    for wr_id in 0..REQUESTS {
+        pair.right.recv(100 + wr_id, &[]);
+        pair.left.post(wr_id, SEND, &[]);
+    }
+    pair.left.qp.notify_send();
+    let time = pair.settle();
+    let good: Vec<_> = (0..REQUESTS).map(|at| (at, WcStatus::Success)).collect();
+    assert_eq!(pair.left.scq.poll_statuses(), good);
+    assert!(time >= Duration::from_millis(5), "{time:?}");
+    assert_eq!(*effects.lock().unwrap(), [false, true].map(|up| DeviceEffect::Link { up }));
+}
+
+#[test]
+fn a_removed_gid_loses_its_connections_and_can_return() {
+    let (pair, outcome, faults) = run_one_by_one(1, "gid-removed/nth:3", Kind::Send);
+    assert_eq!(outcome.left, failed(0, WcStatus::RetryExceeded));
+    assert_eq!(outcome.states, (QpState::Error, QpState::Rts));
+    let shown = pair.a.hca.inspect().to_string();
+    assert!(shown.contains("removed"), "{shown}");
+    let attempt = |wr_id| {
+        let (left, right) = (pair.a.qp(QpType::Rc), pair.b.qp(QpType::Rc));
+        left.connect(&right, |_| {});
+        right.connect(&left, |_| {});
+        right.recv(wr_id, &[]);
+        left.submit(wr_id, SEND, &[]);
+        pair.settle();
+        left.scq.poll_statuses()
+    };
+    assert_eq!(attempt(1), [(1, WcStatus::RetryExceeded)]);
+    faults.set(&[]).unwrap();
+    pair.settle();
+    assert_eq!(attempt(2), [(2, WcStatus::Success)]);
+}
+
+#[test]
+fn a_rule_for_the_nth_connection_hits_that_one() {
+    let world = World::new();
+    let _faults = set(&world, 2, &["receive-length/connection:3/times:always"]);
+    let pair = Pair::with(world, |_| {}, |_| {});
+    let (mine, theirs) = (pair.a.buffer(8), pair.b.buffer(8));
+    // The pair itself has the first connection.
+    let statuses: Vec<_> = (2..=4)
+        .map(|wr_id| {
+            let (left, right) = (pair.a.qp(QpType::Rc), pair.b.qp(QpType::Rc));
+            left.connect(&right, |_| {});
+            right.connect(&left, |_| {});
+            right.recv(wr_id, &[theirs.sge(0, 8)]);
+            left.submit(wr_id, SEND, &[mine.sge(0, 8)]);
+            pair.settle();
+            left.scq.poll_statuses()[0].1
+        })
+        .collect();
+    assert_eq!(statuses, [WcStatus::Success, WcStatus::RemoteInvalidRequest, WcStatus::Success]);
+}
+
 #[test]
 fn the_same_seed_gives_the_same_outcome() {
-    let sequence = |seed: u64| {
-        let (_, outcome) = run(2, &format!("remote-access/one-in:3/seed:{seed}"), Kind::Write);
-        (outcome.left, outcome.right, outcome.states)
-    };
-    let first: Vec<_> = (0..16).map(sequence).collect();
-    let second: Vec<_> = (0..16).map(sequence).collect();
-    assert_eq!(first, second);
-    assert!(first.iter().any(|outcome| *outcome != first[0]));
+    for (number, fault) in [
+        (2, "remote-access/one-in:3"),
+        (1, "response-loss/one-in:3/times:always"),
+        (1, "bad-response/one-in:3"),
+        (1, "delay/one-in:2/jitter:50ms"),
+        (2, "peer-gone/one-in:3"),
+        (1, "link-down/one-in:3"),
+        (1, "gid-removed/one-in:3"),
+    ] {
+        let sequence = |seed: u64| {
+            let (pair, outcome, _faults) = run_one_by_one(number, &format!("{fault}/seed:{seed}"), Kind::Write);
+            (outcome, pair.world.clock.now())
+        };
+        let first: Vec<_> = (0..16).map(sequence).collect();
+        let second: Vec<_> = (0..16).map(sequence).collect();
+        assert_eq!(first, second, "{fault}");
+        assert!(first.iter().any(|outcome| *outcome != first[0]), "{fault}");
+    }
 }
 
 /// Makes tests of this module run over a cable and on slow memory as well.
@@ -271,5 +470,14 @@ on_all_paths! {
     a_shared_receive_queue_reports_that_it_is_broken
     a_revoked_key_is_refused_to_other_connections_too
     a_rule_for_one_queue_pair_leaves_the_others_alone
+    lost_responses_are_retried_and_execute_nothing_twice
+    an_atomic_whose_response_is_lost_is_executed_once
+    a_response_that_contradicts_the_protocol_ends_the_requester
+    delayed_requests_begin_late_and_in_order
+    a_delayed_request_can_be_flushed
+    a_device_that_is_gone_answers_nothing_until_it_returns
+    a_link_that_flaps_costs_retries
+    a_removed_gid_loses_its_connections_and_can_return
+    a_rule_for_the_nth_connection_hits_that_one
     the_same_seed_gives_the_same_outcome
 }

@@ -120,6 +120,8 @@ pub enum PortEvent {
     Active,
     /// The port went down.
     Error,
+    /// The GID table has changed, and not by a command of the guest.
+    GidChange,
 }
 
 /// Position of the adapter in a queue that the guest fills. Indices run from 0 to twice the size of the ring, minus 1.

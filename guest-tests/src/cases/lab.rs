@@ -9,6 +9,7 @@ use std::process::{Command, Output, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::case::Case;
+use super::errors::FAULTS;
 use super::recipe::{recipe, workflow};
 use crate::image::{GuestImage, executable};
 use crate::lab::{LAB_FAILED, TIMED_OUT, VM_FAILED};
@@ -21,6 +22,8 @@ pub(crate) fn cases() -> Vec<Case> {
         Case::alone("lab/without-root", without_root),
         Case::alone("lab/failed-guest", failed_guest),
         Case::alone("lab/failures", failures),
+        Case::alone("lab/faults", faults)
+            .slow("repeats errors/on-request with guests of the lab; runs when asked for: --only lab/faults"),
     ]
 }
 
@@ -182,6 +185,28 @@ fn failures(image: &GuestImage) -> Result<String> {
     ensure!(folder.path().join("logs/pvrdmad.log").exists(), "no logs of a run without time");
     interrupted(image)
 }
+
+/// Runs with `--faults`: programs in both guests get every status and every event that a device can raise.
+fn faults(image: &GuestImage) -> Result<String> {
+    let folder = callers_folder()?;
+    write(&folder.path().join("faults.txt"), FAULTS)?;
+    write(&folder.path().join("faults.sh"), WITH_FAULTS)?;
+    let output = bash(image, folder.path(), &format!("{LAB} run --faults faults.txt -- sh faults.sh"))?;
+    ensure_status(&output, 0)?;
+    let text = said(&output);
+    ensure!(text.lines().filter(|line| line.contains("provoked 26 errors")).count() == 2, "not both ends: {text}");
+    Ok(up_after(&text))
+}
+
+/// Test of a caller whose connections fail on request. The client is in the first guest.
+const WITH_FAULTS: &str = r#"
+set -eu
+if [ "$PVRDMA_LAB_NUMBER" = 1 ]; then
+    errors -f "$PVRDMA_LAB_DEVICE" "$PVRDMA_LAB_GID_INDEX"
+else
+    until errors -f "$PVRDMA_LAB_DEVICE" "$PVRDMA_LAB_GID_INDEX" "$PVRDMA_LAB_PEERS"; do sleep 0.2; done
+fi
+"#;
 
 /// Ctrl-C while guests boot: the lab removes what it has created, and says so.
 fn interrupted(image: &GuestImage) -> Result<String> {

@@ -81,7 +81,7 @@ pub struct RunArgs {
     /// status is 77 was skipped; the others run even if one fails.
     #[arg(long, value_name = "DIRECTORY", conflicts_with = "command")]
     pub suite: Option<PathBuf>,
-    /// Make connections of the guests' devices vm0, vm1, … fail: a line for each fault, as vm1 remote-access/nth:5.
+    /// Make the guests' devices vm0, vm1, … or their connections fail: a line for each, as vm1 remote-access/nth:5.
     #[arg(long, value_name = "FILE")]
     pub faults: Option<PathBuf>,
     /// Write the results to a file in the format of JUnit.

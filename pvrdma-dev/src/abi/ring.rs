@@ -51,6 +51,8 @@ pub(crate) mod eqe {
     pub(crate) const PORT_ACTIVE: u32 = 9;
     /// Port went down; info is the port.
     pub(crate) const PORT_ERR: u32 = 10;
+    /// The GID table of a port has changed; info is the port.
+    pub(crate) const GID_CHANGE: u32 = 18;
     /// SRQ broken; info is the SRQ handle.
     pub(crate) const SRQ_ERR: u32 = 14;
     /// SRQ limit reached; info is the SRQ handle.
@@ -72,7 +74,7 @@ pub(crate) mod eqe {
         Some(match kind {
             CQ_ERR => Subject::Cq,
             QP_FATAL | QP_REQ_ERR | QP_ACCESS_ERR | COMM_EST | SQ_DRAINED | QP_LAST_WQE_REACHED => Subject::Qp,
-            PORT_ACTIVE | PORT_ERR => Subject::Port,
+            PORT_ACTIVE | PORT_ERR | GID_CHANGE => Subject::Port,
             SRQ_ERR | SRQ_LIMIT_REACHED => Subject::Srq,
             _ => return None,
         })

@@ -68,6 +68,7 @@ impl From<AsyncEvent> for Eqe {
             }
             AsyncEvent::Port(PortEvent::Active) => Self { kind: eqe::PORT_ACTIVE, info: PORT },
             AsyncEvent::Port(PortEvent::Error) => Self { kind: eqe::PORT_ERR, info: PORT },
+            AsyncEvent::Port(PortEvent::GidChange) => Self { kind: eqe::GID_CHANGE, info: PORT },
         }
     }
 }

@@ -233,7 +233,7 @@ impl Server {
                 self.supervisor.upgrade(network.as_deref(), false).map_or_else(Response::Error, Response::Upgraded)
             }
             Request::Fault { network, fault } => done(self.supervisor.fault(&network, fault)),
-            Request::DeviceFaults { device, faults } => done(self.supervisor.device_faults(&device, faults)),
+            Request::DeviceFaults { faults } => done(self.supervisor.device_faults(faults)),
             Request::LogLevel { level } => done(self.supervisor.log_level(&level)),
             Request::Link { device, state } => done(self.supervisor.link(&device, state)),
             Request::Capture { .. }

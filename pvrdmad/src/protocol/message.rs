@@ -118,12 +118,10 @@ pub enum Request {
         /// The value of the key `fault` of a network, or `off`.
         fault: FaultWord,
     },
-    /// Sets the faults of a device's connections, which replace those before.
+    /// Sets the faults of devices, which replace those before. Nothing changes if one of the devices cannot have them.
     DeviceFaults {
-        /// Name of the device.
-        device: String,
-        /// The faults. None: the faults end.
-        faults: Vec<FaultRule>,
+        /// The faults by device. None: the faults of the device end.
+        faults: BTreeMap<String, Vec<FaultRule>>,
     },
     /// Sets the log filter.
     LogLevel {

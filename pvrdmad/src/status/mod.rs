@@ -25,6 +25,6 @@ pub use self::report::{
     CaptureReport, ClientReport, DaemonStatus, DeviceReport, FlowReport, InterfaceReport, LinkReport, MemoryReport,
     NetworkReport, NetworkState, NetworkStatus, NicReport, WedgedProcess, WorkerStatus,
 };
-pub(crate) use self::reporter::{NicReporter, Reporter};
+pub(crate) use self::reporter::{DeviceLinks, NicReporter, Reporter};
 pub use self::show::render_objects;
 pub use self::traffic::{QueuePairPeer, QueuePairProgress, QueuePairTraffic};

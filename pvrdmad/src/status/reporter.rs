@@ -39,6 +39,12 @@ pub(crate) trait AnyDevice: PciFunction {
     /// Sets the MTU of the route to other hosts, in bytes. `None` restores the configured MTU.
     fn set_uplink_mtu(&self, bytes: Option<u32>);
 
+    /// Informs the driver that its adapter has changed the GID table.
+    fn gid_table_changed(&self);
+
+    /// Makes the device fail: all objects are lost, and the driver is told.
+    fn fail(&self);
+
     /// Sets limits.
     ///
     /// # Errors
@@ -63,6 +69,14 @@ impl<B: Backend + 'static> AnyDevice for PvrdmaDevice<B> {
 
     fn set_uplink_mtu(&self, bytes: Option<u32>) {
         Self::set_uplink_mtu(self, bytes);
+    }
+
+    fn gid_table_changed(&self) {
+        Self::gid_table_changed(self);
+    }
+
+    fn fail(&self) {
+        Self::fail(self);
     }
 
     fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), LimitError> {
@@ -122,8 +136,8 @@ impl NicReporter {
 pub(crate) struct Reporter {
     pub(crate) device: Device,
     pub(crate) function: Arc<dyn AnyDevice>,
-    /// The administrator has set its link down.
-    pub(crate) link_down: AtomicBool,
+    /// Links of its functions.
+    pub(crate) links: Arc<DeviceLinks>,
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) irqs: Arc<IrqTable>,
     pub(crate) stats: Arc<ConnectionStats>,
@@ -153,20 +167,25 @@ pub(crate) struct Reporter {
     pub(crate) former: FormerCounts,
 }
 
-/// Links of a device's functions, with their administrative state.
+/// Links of a device's functions, and the reasons that keep them down.
 pub(crate) struct DeviceLinks {
-    function: Arc<dyn AnyDevice>,
-    nic: Option<Arc<Vmxnet3Device>>,
-    down: bool,
+    pub(crate) function: Arc<dyn AnyDevice>,
+    pub(crate) nic: Option<Arc<Vmxnet3Device>>,
+    /// The administrator has set them down.
+    pub(crate) is_down: AtomicBool,
+    /// A fault on request keeps them down.
+    pub(crate) is_faulty: AtomicBool,
 }
 
 impl DeviceLinks {
-    /// Sets the links up if both the administrator and `carrier` permit it, and down otherwise, and sets the path MTU.
+    /// Sets the links up if the administrator and `carrier` permit it and no fault keeps them down, and sets the path
+    /// MTU.
     ///
     /// # Errors
     /// The link belongs to an adapter that other devices use as well.
     pub(crate) fn set(&self, carrier: Carrier) -> Result<(), VerbsError> {
-        let up = !self.down && carrier.state == LinkState::Up;
+        let held = [&self.is_down, &self.is_faulty].iter().any(|held| held.load(Ordering::Relaxed));
+        let up = !held && carrier.state == LinkState::Up;
         self.function.set_uplink_mtu(carrier.mtu);
         self.function.set_link(up)?;
         if let Some(nic) = &self.nic {
@@ -174,25 +193,23 @@ impl DeviceLinks {
         }
         Ok(())
     }
+
+    /// Keeps the links down for a fault, or ends that. The caller holds the lock of `carrier`.
+    pub(crate) fn hold_for_fault(&self, held: bool, carrier: Carrier) {
+        self.is_faulty.store(held, Ordering::Relaxed);
+        // Only the host's adapter refuses, and that has no faults on request.
+        let _ = self.set(carrier);
+    }
 }
 
 impl Reporter {
-    /// Returns the links with their current administrative state.
-    pub(crate) fn link(&self) -> DeviceLinks {
-        DeviceLinks {
-            function: Arc::clone(&self.function),
-            nic: self.nic.as_ref().map(|nic| Arc::clone(&nic.device)),
-            down: self.link_down.load(Ordering::Relaxed),
-        }
-    }
-
     pub(crate) fn report(&self) -> DeviceReport {
         let (status, port) = self.status();
         let rules = &self.device.config.rules;
         DeviceReport {
             socket: self.device.socket.to_string(),
             port: port_word(status.port.state),
-            link_down: self.link_down.load(Ordering::Relaxed),
+            link_down: self.links.is_down.load(Ordering::Relaxed),
             mtu: status.port.active_mtu.bytes(),
             client: client(&self.stats),
             memory: MemoryReport {

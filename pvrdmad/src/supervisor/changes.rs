@@ -212,21 +212,29 @@ impl Network {
         self.follow(Request::Fault { network: self.name().to_owned(), fault }, deadline)
     }
 
-    /// Sets the faults of a device, which replace those before.
+    /// Checks that a device may have these faults.
     ///
     /// # Errors
-    /// There is no such device, there are too many faults, or its worker does not confirm the change in time.
-    pub(super) fn device_faults(&self, device: &str, faults: Vec<FaultRule>) -> Result<(), String> {
-        let deadline = self.call_deadline();
-        let _turn = self.turn(deadline)?;
+    /// Its adapter has no faults, or there are too many.
+    pub(super) fn can_have_faults(&self, faults: &[FaultRule]) -> Result<(), String> {
         if self.plan.setup.backend != BackendSpec::Rxe {
             return Err("the host's adapter has no faults on request".to_owned());
         }
         if faults.len() > DeviceFaults::MAX_RULES {
             return Err(format!("a device has at most {} faults", DeviceFaults::MAX_RULES));
         }
+        Ok(())
+    }
+
+    /// Sets the faults of a device, which replace those before. They were checked by [`Self::can_have_faults`].
+    ///
+    /// # Errors
+    /// There is no such device, or its worker does not confirm the change in time.
+    pub(super) fn device_faults(&self, device: &str, faults: Vec<FaultRule>) -> Result<(), String> {
+        let deadline = self.call_deadline();
+        let _turn = self.turn(deadline)?;
         self.plan.replace(device, |planned| Ok(planned.with_faults(faults.clone())))?;
-        self.follow(Request::DeviceFaults { device: device.to_owned(), faults }, deadline)
+        self.follow(Request::DeviceFaults { faults: BTreeMap::from([(device.to_owned(), faults)]) }, deadline)
     }
 
     /// Sets the log filter of its workers.

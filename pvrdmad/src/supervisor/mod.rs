@@ -435,15 +435,23 @@ impl Supervisor {
         changed
     }
 
-    /// Sets the faults of a device.
+    /// Sets the faults of devices. All devices are checked before the first one changes.
     ///
     /// # Errors
-    /// There is no such device, there are too many faults, or its worker has not confirmed the change.
-    pub(crate) fn device_faults(&self, device: &str, faults: Vec<FaultRule>) -> Result<(), String> {
-        let words = faults.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
-        self.network(device)?.device_faults(device, faults)?;
-        // Log: caused only by clients of the control socket.
-        info!("device {device}: faults: {}", if words.is_empty() { "off" } else { &words });
+    /// There is no such device, it cannot have these faults, or its worker has not confirmed the change.
+    pub(crate) fn device_faults(&self, faults: BTreeMap<String, Vec<FaultRule>>) -> Result<(), String> {
+        let mut checked = Vec::new();
+        for (device, faults) in faults {
+            let network = self.network(&device)?;
+            network.can_have_faults(&faults).map_err(|problem| format!("device {device}: {problem}"))?;
+            checked.push((network, device, faults));
+        }
+        for (network, device, faults) in checked {
+            let words = faults.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+            network.device_faults(&device, faults).map_err(|problem| format!("device {device}: {problem}"))?;
+            // Log: caused only by clients of the control socket.
+            info!("device {device}: faults: {}", if words.is_empty() { "off" } else { &words });
+        }
         Ok(())
     }
 

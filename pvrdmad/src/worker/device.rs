@@ -24,7 +24,7 @@ use crate::config::{Device, LinkState};
 use crate::doorbells::{DoorbellSetup, Doorbells, ServedFile};
 use crate::failures::FailureCounts;
 use crate::protocol::Carrier;
-use crate::status::{FormerCounts, Reporter};
+use crate::status::{DeviceLinks, FormerCounts, Reporter};
 
 /// A served device. Dropping it disconnects its client.
 pub(super) struct ServedDevice {
@@ -175,10 +175,16 @@ impl ServedDevice {
         };
         let (failures, failed) = failures.unzip();
         let (nic, nic_server) = nic.map(NetworkFunction::into_parts).unzip();
+        let links = Arc::new(DeviceLinks {
+            function: Arc::clone(&function) as _,
+            nic: nic.as_ref().map(|nic| Arc::clone(&nic.device)),
+            is_down: AtomicBool::new(link == LinkState::Down),
+            is_faulty: AtomicBool::new(false),
+        });
         let reporter = Reporter {
             device,
             function,
-            link_down: AtomicBool::new(link == LinkState::Down),
+            links,
             memory,
             irqs,
             stats,

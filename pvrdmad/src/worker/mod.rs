@@ -26,7 +26,10 @@ use pvrdma_dev::{DeviceConfig, LimitStatus, ObjectKind, PvrdmaDevice};
 use pvrdma_ether_link::backup::Member;
 use pvrdma_ibverbs::Ibverbs;
 use pvrdma_link::Link;
-use pvrdma_rxe::{ObservedConflicts, ObservedFailures, PortConfig, Rxe, RxeConfig, faults::FaultRule};
+use pvrdma_rxe::{
+    ObservedConflicts, ObservedFailures, PortConfig, Rxe, RxeConfig,
+    faults::{DeviceEffect, FaultRule},
+};
 use pvrdma_vfio_user_server::StuckClient;
 use pvrdma_vfio_user_server::keeper::client::{Keeper, PATIENCE};
 use pvrdma_vfio_user_server::sigbus;
@@ -47,7 +50,7 @@ use crate::fault_point;
 use crate::logging;
 use crate::protocol::{Carrier, NetworkSetup, Reply, Request};
 use crate::sandbox;
-use crate::status::{Catalogue, WorkerStatus};
+use crate::status::{Catalogue, Reporter, WorkerStatus};
 
 /// Maximum number of removed devices with client threads that may still be running. Each keeps the resources of its
 /// device. While the limit is reached, no further device is accepted.
@@ -69,7 +72,7 @@ pub struct Worker {
     stuck: Mutex<Vec<(String, StuckClient)>>,
     /// The state of links that the uplink permits. Administrators set the rest per device. Locked while links change,
     /// and before the devices.
-    carrier: Mutex<Carrier>,
+    carrier: Arc<Mutex<Carrier>>,
     ether: Ether,
     adapter: Adapter,
     setup: NetworkSetup,
@@ -103,7 +106,7 @@ impl Worker {
             }
         };
         let ether = Ether::start(&setup.network, uplink, &host).context("uplink")?;
-        let (captures, devices, carrier) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (captures, devices, carrier) = (Mutex::default(), Mutex::default(), Arc::default());
         let (expected, given, stuck) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
         let failures = Arc::default();
         Ok(Self { captures, devices, failures, expected, given, stuck, carrier, ether, adapter, setup, host })
@@ -139,7 +142,7 @@ impl Worker {
             Request::Limits { device, set } => self.limits(&device, &set).map(Reply::Limits),
             Request::Share { device, set } => self.share(&device, &set).map(Reply::Share),
             Request::Fault { fault, .. } => self.ether.set_fault(fault).map(|()| Reply::Done {}),
-            Request::DeviceFaults { device, faults } => self.set_faults(&device, &faults).map(|()| Reply::Done {}),
+            Request::DeviceFaults { faults } => self.set_faults(&faults).map(|()| Reply::Done {}),
             Request::LogLevel { level } => {
                 logging::set(&level);
                 Ok(Reply::Done {})
@@ -262,9 +265,7 @@ impl Worker {
                 place.rxe = Some(rxe.clone());
                 // The share is set before the device is plugged in, because the new port reads it.
                 place.share = Some(rxe.share(device.config.mac, device.share));
-                let faults = rxe.faults(device.config.mac);
-                faults.set(&device.faults)?;
-                place.faults = Some(faults);
+                place.faults = Some(rxe.faults(device.config.mac));
                 let counts = Arc::default();
                 place.failures = Some((self.observe_failures(rxe, &device, &counts), counts));
                 place.conflicts = Some(self.observe_conflicts(rxe, &device));
@@ -278,7 +279,9 @@ impl Worker {
                 ServedDevice::start(device, listener, ibverbs, place, &self.host, clients, |_| None)
             }
         };
-        devices.push(served?);
+        let served = served?;
+        self.start_faults(&served)?;
+        devices.push(served);
         Ok(())
     }
 
@@ -378,14 +381,10 @@ impl Worker {
 
     fn link(&self, name: &str, state: LinkState) -> Result<()> {
         let carrier = self.carrier.lock();
-        let both = {
-            let devices = self.devices.lock();
-            let reporter = &find(&devices, name)?.reporter;
-            reporter.link_down.store(state == LinkState::Down, Ordering::Relaxed);
-            reporter.link()
-        };
+        let links = Arc::clone(&find(&self.devices.lock(), name)?.reporter.links);
+        links.is_down.store(state == LinkState::Down, Ordering::Relaxed);
         // This waits for the device's traffic in progress. No lock that the data path needs is held here.
-        Ok(both.set(*carrier)?)
+        Ok(links.set(*carrier)?)
     }
 
     /// Applies the state of the uplink's interface: links of devices are up only if the interface is, and their path
@@ -395,7 +394,7 @@ impl Worker {
         if std::mem::replace(&mut *carrier, now) == now {
             return Ok(());
         }
-        let links: Vec<_> = self.devices.lock().iter().map(|served| served.reporter.link()).collect();
+        let links: Vec<_> = self.devices.lock().iter().map(|served| Arc::clone(&served.reporter.links)).collect();
         let moved = self.ether.select(if now.second { Member::Second } else { Member::First });
         // All links are set, even if one of them fails.
         let set: Vec<_> = links.iter().map(|link| link.set(now)).collect();
@@ -422,10 +421,30 @@ impl Worker {
         Ok(share_words(&changed))
     }
 
-    fn set_faults(&self, name: &str, rules: &[FaultRule]) -> Result<()> {
+    fn set_faults(&self, rules: &BTreeMap<String, Vec<FaultRule>>) -> Result<()> {
         let devices = self.devices.lock();
-        let Some(faults) = &find(&devices, name)?.reporter.faults else { bail!("the host's adapter has no faults") };
-        Ok(faults.set(rules)?)
+        for (name, rules) in rules {
+            let Some(faults) = &find(&devices, name)?.reporter.faults else {
+                bail!("the host's adapter has no faults")
+            };
+            faults.set(rules)?;
+        }
+        Ok(())
+    }
+
+    /// Applies the faults of a device that affect more than its connections, and sets those that it begins with.
+    fn start_faults(&self, served: &ServedDevice) -> Result<()> {
+        let Reporter { faults: Some(faults), links, device, .. } = &served.reporter else { return Ok(()) };
+        let (links, carrier) = (Arc::downgrade(links), Arc::clone(&self.carrier));
+        faults.apply_by(move |effect| {
+            let Some(links) = links.upgrade() else { return };
+            match effect {
+                DeviceEffect::Link { up } => links.hold_for_fault(!up, *carrier.lock()),
+                DeviceEffect::GidTable => links.function.gid_table_changed(),
+                DeviceEffect::Fatal => links.function.fail(),
+            }
+        });
+        Ok(faults.set(&device.faults)?)
     }
 
     /// Returns the status of the network, with descriptions of the counters if `describe` is set.

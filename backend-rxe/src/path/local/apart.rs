@@ -130,7 +130,8 @@ impl Part {
         let silence = Met { step: Step::Refused(NakReason::Silence), published: None, back: None };
         let Some(source) = self.source else { return silence };
         let mut target = Target::lock(peer, (qp, attrs), (source, *found), connection);
-        if !target.connected || !peer.state.receives() || is_lost(peer, progress) {
+        let route = (source.gid, attrs.av.dgid);
+        if !target.connected || !peer.state.receives() || is_lost(qp, peer, route, progress) {
             return silence;
         }
         target.responder.first_request(peer, memory.view);
@@ -246,6 +247,9 @@ impl ApartStep<'_> {
                     return Err(Run::Again);
                 }
             }
+        }
+        if qp.adapter.faults.is_active() && self.requester.is_delayed(qp) {
+            return Err(Run::Idle);
         }
         if self.budget.spent() {
             return Err(Run::More);

@@ -11,8 +11,8 @@ use parking_lot::FairMutexGuard;
 use pvrdma_roce::wire::rnr_delay;
 use pvrdma_verbs::QueueError;
 use pvrdma_verbs_types::{
-    Access, AtomicChange, NakReason, QpAttrs, QpState, Received, RemoteAddress, SendData, SendFlags, SendOp, SendWr,
-    WcOpcode, WcStatus,
+    Access, AtomicChange, Gid, NakReason, QpAttrs, QpState, Received, RemoteAddress, SendData, SendFlags, SendOp,
+    SendWr, WcOpcode, WcStatus,
 };
 
 use super::own_side::{Joint, Moving, OwnSide};
@@ -21,7 +21,7 @@ use crate::budget::Budget;
 use crate::capture::StepOutcome;
 use crate::capture::local::{Answering, ConnectionTrace, refusal};
 use crate::counters::Tally;
-use crate::faults::Site;
+use crate::faults::{Fault, Site};
 use crate::gid::BoundGid;
 use crate::qp::Qp;
 use crate::qp::contact::Connection;
@@ -58,10 +58,13 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Returns `true` if a requested fault of the peer's device loses the request, which is about to arrive.
+/// Returns `true` if a requested fault of one of the two devices loses the request, which is about to arrive. `from` and
+/// `to` are the GIDs of its connection.
 #[inline]
-pub(super) fn is_lost(peer: &Qp, progress: &Progress) -> bool {
-    peer.adapter.faults.is_active() && progress.done == 0 && peer.fault(Site::Arrival).is_some()
+pub(super) fn is_lost(qp: &Qp, peer: &Qp, (from, to): (Gid, Gid), progress: &Progress) -> bool {
+    qp.adapter.faults.is_cut(from)
+        || peer.adapter.faults.is_cut(to)
+        || peer.adapter.faults.is_active() && progress.done == 0 && peer.fault(Site::Arrival).is_some()
 }
 
 /// One step of a request.
@@ -168,6 +171,9 @@ impl<'a> LocalBatch<'a> {
                     Err(error) => return BatchEnd::Broken(error),
                 }
             }
+            if qp.adapter.faults.is_active() && self.requester.is_delayed(qp) {
+                return BatchEnd::Run(Run::Idle);
+            }
             // The budget is checked only when there is a request: if the budget and the requests end together, no
             // worker needs to be woken.
             if self.budget.spent() {
@@ -222,7 +228,8 @@ impl<'a> LocalBatch<'a> {
         }
         let (Some(peer), Some(source)) = (self.peer, *source) else { return Step::Refused(NakReason::Silence) };
         let target = target.get_or_insert_with(|| Target::lock(peer, (qp, attrs), (source, *generation), connection));
-        if !target.connected || !peer.state.receives() || is_lost(peer, progress) {
+        let route = (source.gid, attrs.av.dgid);
+        if !target.connected || !peer.state.receives() || is_lost(qp, peer, route, progress) {
             return Step::Refused(NakReason::Silence);
         }
         target.responder.first_request(peer, memory.view);
@@ -273,9 +280,44 @@ pub(super) struct Exchange<'a, O> {
 }
 
 impl<O: OwnSide> Exchange<'_, O> {
+    /// Advances the request by one step.
     // Always inline: see `Requester::end_with_success`.
     #[inline(always)]
     pub(super) fn execute(&mut self, tally: &mut Tally) -> Result<Step, NakReason> {
+        if self.qp.adapter.faults.is_active() {
+            return self.execute_with_faults(tally);
+        }
+        self.execute_once(tally)
+    }
+
+    /// As [`Self::execute`], with the faults of the requester's device.
+    #[cold]
+    fn execute_with_faults(&mut self, tally: &mut Tally) -> Result<Step, NakReason> {
+        let step = match self.progress.executed {
+            // The responder recognises a duplicate, and answers it again (IBA 9.7.5.1.4).
+            Some(byte_len) if matches!(self.work.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) => {
+                let stored = self.own.store(self.qp, self.work, self.progress.original.to_le_bytes());
+                stored.map_or(Step::Failed(WcStatus::LocalProtection), |()| Step::Done(byte_len))
+            }
+            Some(byte_len) => Step::Done(byte_len),
+            None => self.execute_once(tally)?,
+        };
+        let Step::Done(byte_len) = step else { return Ok(step) };
+        match self.qp.fault(Site::Response) {
+            Some(Fault::BadResponse) => Ok(Step::Failed(WcStatus::BadResponse)),
+            Some(_) => {
+                // A duplicate READ is executed again.
+                let again = matches!(self.work.op, SendOp::Read { .. });
+                self.progress.executed = (!again).then_some(byte_len);
+                Err(NakReason::Silence)
+            }
+            None => Ok(step),
+        }
+    }
+
+    // Always inline: see `Requester::end_with_success`.
+    #[inline(always)]
+    fn execute_once(&mut self, tally: &mut Tally) -> Result<Step, NakReason> {
         if self.progress.done == 0 {
             self.progress.epoch = self.responder.epoch;
         } else if self.progress.epoch != self.responder.epoch {
@@ -414,6 +456,7 @@ impl<O: OwnSide> Exchange<'_, O> {
         let Ok(old) = checked.and_then(|()| execute_atomic(peer, memory, remote, change)) else {
             return Err(self.responder.refuse(peer, memory.view, NakReason::RemoteAccess));
         };
+        self.progress.original = old;
         let stored = self.own.store(self.qp, self.work, old.to_le_bytes());
         Ok(stored.map_or(Step::Failed(WcStatus::LocalProtection), |()| Step::Done(8)))
     }

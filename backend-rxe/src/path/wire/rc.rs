@@ -224,7 +224,9 @@ impl WireBatch<'_> {
         let memory = guard.own();
         // From here on an unbind waits until this view is released.
         let index = self.requester.attrs.av.sgid_index;
-        let bound = self.wire.source.is_some_and(|source| qp.adapter.gids.contains_at(index, source));
+        let is_bound =
+            |source: BoundGid| qp.adapter.gids.contains_at(index, source) && !qp.adapter.faults.is_cut(source.gid);
+        let bound = self.wire.source.is_some_and(is_bound);
         let now = qp.adapter.engine.now();
         // Timeouts are handled even if no packet can be sent. Otherwise the timer would fire again immediately.
         let WireRequester { transport, pacer, grace, counted, .. } = &mut *self.wire;
@@ -262,7 +264,7 @@ impl WireBatch<'_> {
         {
             let mut work = transport.spare();
             *counted |= self.requester.is_checked();
-            match self.requester.pop(memory.view, &mut work) {
+            match self.requester.pop_due(qp, memory.view, &mut work) {
                 Ok(true) => {
                     let (requester, tally) = (&mut *self.requester, &mut *self.tally);
                     let mut hooks = RequesterHooks { qp, requester, memory, tally, counted };

@@ -8,7 +8,7 @@ use pvrdma_link::Frames;
 use pvrdma_packet::MacAddr;
 use pvrdma_roce::{
     DropReason, admit,
-    wire::{Ecn, Opcode, Packet},
+    wire::{Aeth, Ecn, Extension, NakCode, Opcode, Packet, Syndrome},
 };
 use pvrdma_verbs_types::{Gid, QpType, Qpn};
 
@@ -17,16 +17,19 @@ use super::sources::{Sources, Verdict};
 use super::{cnp, ud};
 use crate::budget::Budget;
 use crate::drive::Endpoint;
-use crate::faults::Site;
+use crate::faults::{Fault, Site};
 use crate::gid::BoundGid;
 use crate::path::directory::Node;
 use crate::port::counters::PortCounters;
 use crate::port::{Arrival, PASS_BYTES, Port, RoceReceiver};
+use crate::qp::Qp;
 
 /// Maximum number of bytes in a turn of one queue pair: a batch of packets of the largest path MTU.
 const TURN_BYTES: u64 = 128 << 10;
 /// Maximum number of requests that one queue pair takes from its ring in a turn.
 const TURN_REQUESTS: u32 = 128;
+/// Code of a NAK that IBA 9.7.5.2.8 does not define.
+const UNDEFINED_NAK: u8 = 31;
 /// Minimum cost of a turn, in bytes.
 const TURN_COST: u64 = 256;
 
@@ -79,6 +82,27 @@ fn is_request(packet: &Packet<'_>) -> bool {
 
 fn is_marked(packet: &Packet<'_>) -> bool {
     packet.header.network.ecn() == Ecn::Congested
+}
+
+/// Returns `true` if a requested fault of the device loses a packet to this GID. Another fault makes a response
+/// contradict the protocol.
+#[cold]
+fn is_lost(qp: &Qp, to: Gid, packet: &mut Packet<'_>) -> bool {
+    if qp.adapter.faults.is_cut(to) {
+        return true;
+    }
+    if !is_response(packet) {
+        return qp.fault(Site::Arrival).is_some();
+    }
+    match qp.fault(Site::Response) {
+        Some(Fault::BadResponse) => {
+            packet.header.bth.opcode = Opcode::ACKNOWLEDGE;
+            let syndrome = Syndrome::Nak(NakCode::Reserved(UNDEFINED_NAK));
+            packet.header.extension = Extension::Aeth(Aeth { syndrome, msn: 0 });
+            false
+        }
+        lost => lost.is_some(),
+    }
 }
 
 fn count_dropped(port: &Port, reason: DropReason) {
@@ -247,7 +271,7 @@ impl RoceReceiver for Inbox {
         // Packets of a flow often arrive in a row. The lookups for the first one stay valid for the others until an
         // address changes.
         let mut last: Option<(Flow, u64, Arc<Endpoint>)> = None;
-        while let Some((packet, arrival)) = packets.next() {
+        while let Some((mut packet, arrival)) = packets.next() {
             let (flow, generation) = (Flow::of(&packet), self.sources.generation());
             let known = last.take().filter(|(known, since, _)| (*known, *since) == (flow, generation));
             let admitted = if known.is_some() { Some(Admitted::All) } else { self.admits(port, &node, flow) };
@@ -264,7 +288,7 @@ impl RoceReceiver for Inbox {
                 PortCounters::bump(&counters.wire_dropped_address);
                 continue;
             }
-            if faulty && is_request(&packet) && endpoint.qp().fault(Site::Arrival).is_some() {
+            if faulty && is_lost(endpoint.qp(), flow.to.gid, &mut packet) {
                 continue;
             }
             // A marked packet is handled alone, because its sender must be notified.

@@ -394,7 +394,8 @@ pub(crate) fn check_remote(
     need: Access,
 ) -> Result<(), AccessError> {
     let allowed = length == 0 || memory.mrs.lookup(remote.rkey, qp.pd, remote.addr, length, need).is_some();
-    let revoked = length > 0 && qp.adapter.faults.at_key(qp.state.id(), remote.rkey).is_some();
+    let now = || qp.adapter.engine.now();
+    let revoked = length > 0 && qp.adapter.faults.at_key(qp.state.id(), remote.rkey, now).is_some();
     if allowed && !revoked { Ok(()) } else { Err(AccessError) }
 }
 

@@ -1,0 +1,140 @@
+//! Faults of the whole device: a task of the engine applies them, because queue pairs that cause them hold locks.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use pvrdma_verbs::VerbsError;
+
+use super::armed::FaultStatus;
+use super::point::FaultPoint;
+use super::rule::FaultRule;
+use crate::budget::Budget;
+use crate::engine::Engine;
+use crate::share::Share;
+use crate::task::{Runnable, Task};
+use crate::timer::TimerKey;
+
+/// Change of a device that a fault causes, beyond its queue pairs and its GID table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceEffect {
+    /// The link goes up or down.
+    Link {
+        /// `true`: up.
+        up: bool,
+    },
+    /// The GID table has changed.
+    GidTable,
+    /// The device fails.
+    Fatal,
+}
+
+/// Applies an effect to a device.
+type Apply = dyn Fn(DeviceEffect) + Send + Sync;
+
+#[derive(Debug, Default)]
+struct State {
+    /// The link was set down.
+    link_down: bool,
+    timer: Option<TimerKey>,
+}
+
+/// Applies the faults of a device.
+struct Effects {
+    point: Arc<FaultPoint>,
+    engine: Arc<Engine>,
+    task: Arc<Task>,
+    apply: Mutex<Option<Arc<Apply>>>,
+    // Locked while effects are applied, so that they are applied in order.
+    state: Mutex<State>,
+}
+
+impl fmt::Debug for Effects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Effects").field("point", &self.point).finish_non_exhaustive()
+    }
+}
+
+impl Runnable for Effects {
+    fn run(&self, _: &mut Budget) -> bool {
+        let state = &mut *self.state.lock();
+        let apply = self.apply.lock().clone();
+        let apply = |effect| apply.iter().for_each(|apply| apply(effect));
+        let mut review = self.point.review(self.engine.now());
+        if review.link_down != state.link_down {
+            state.link_down = review.link_down;
+            apply(DeviceEffect::Link { up: !review.link_down });
+        }
+        if review.gids_changed {
+            apply(DeviceEffect::GidTable);
+        }
+        if review.fatal {
+            apply(DeviceEffect::Fatal);
+            self.point.has_failed(self.engine.now());
+            review = self.point.review(self.engine.now());
+        }
+        match review.next {
+            Some(deadline) => state.timer = Some(self.engine.arm(&self.task, deadline, state.timer)),
+            None => state.timer.take().into_iter().for_each(|timer| self.engine.disarm(timer)),
+        }
+        false
+    }
+}
+
+/// Handle for the faults of a device. They last until it is dropped, across restarts of the device's driver.
+#[derive(Debug)]
+pub struct DeviceFaults(Arc<Effects>);
+
+impl DeviceFaults {
+    /// Highest number of rules of a device.
+    pub const MAX_RULES: usize = 64;
+
+    pub(crate) fn new(point: Arc<FaultPoint>, engine: &Arc<Engine>, share: &Arc<Share>) -> Self {
+        let effects = Arc::new_cyclic(|me: &Weak<Effects>| Effects {
+            task: Task::new(engine.ready_queue(), share, me.clone() as _),
+            engine: Arc::clone(engine),
+            apply: Mutex::default(),
+            state: Mutex::default(),
+            point,
+        });
+        effects.point.set_effects(Some(Arc::clone(&effects.task)));
+        Self(effects)
+    }
+
+    /// Replaces the rules. All counts begin anew, faults of the device end, and revoked keys become valid again.
+    ///
+    /// # Errors
+    /// There are too many rules; nothing has changed then.
+    pub fn set(&self, rules: &[FaultRule]) -> Result<(), VerbsError> {
+        if rules.len() > Self::MAX_RULES {
+            return Err(VerbsError::Exhausted("faults of this device"));
+        }
+        self.0.point.set(rules, self.0.engine.now());
+        Ok(())
+    }
+
+    /// Applies faults of the device by `apply`, which a worker calls without locks. Its calls are in order.
+    pub fn apply_by(&self, apply: impl Fn(DeviceEffect) + Send + Sync + 'static) {
+        *self.0.apply.lock() = Some(Arc::new(apply));
+    }
+
+    /// Returns the rules in force.
+    pub fn status(&self) -> Vec<FaultStatus> {
+        self.0.point.status()
+    }
+}
+
+impl Drop for DeviceFaults {
+    fn drop(&mut self) {
+        let Effects { point, engine, apply, .. } = &*self.0;
+        *apply.lock() = None;
+        point.set_effects(None);
+        point.set(&[], engine.now());
+    }
+}
+
+impl Drop for Effects {
+    fn drop(&mut self) {
+        self.state.get_mut().timer.take().into_iter().for_each(|timer| self.engine.disarm(timer));
+    }
+}
