@@ -1,5 +1,6 @@
 //! A port: the links of a device and the threads that serve them.
 
+mod announcer;
 mod arrivals;
 mod at_once;
 mod classify;
@@ -23,7 +24,7 @@ mod threads;
 mod tx_queue;
 pub(crate) mod uplink;
 
-use std::any::Any;
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -39,12 +40,13 @@ use pvrdma_roce::{Congestion, EgressMarking};
 use pvrdma_verbs_types::{Mtu, Qpn};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::addresses::Addresses;
+use crate::addresses::{Address, Addresses};
 use crate::budget::Budget;
 use crate::capture::{CaptureLink, Point};
 use crate::engine::Engine;
 use crate::share::Share;
 use crate::task::{Runnable, Task};
+use announcer::Announcer;
 use arrivals::Batches;
 use counters::{PortCounters, address_conflicts, passed_lost_in_link, wire_lost_in_link};
 use helpers::Helpers;
@@ -102,6 +104,12 @@ pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
     fn is_slow(&self) -> bool;
 }
 
+/// The RDMA function of a device, as its port sees it.
+pub(crate) trait Function: Send + Sync + std::fmt::Debug {
+    /// Returns the bound addresses. `None`: the function is paused.
+    fn addresses(&self) -> Option<BTreeSet<Address>>;
+}
+
 /// Environment of a port.
 #[derive(Debug)]
 pub(crate) struct PortPlace {
@@ -133,7 +141,7 @@ pub(crate) struct Port {
     point: Arc<Point>,
     pub(crate) counters: PortCounters,
     /// The RDMA function behind the port, which is recreated whenever the guest's driver starts.
-    function: Mutex<Option<Weak<dyn Any + Send + Sync>>>,
+    function: Mutex<Option<Weak<dyn Function>>>,
     /// Held by the thread that reads received frames, so that they stay in order.
     reading: Mutex<()>,
     /// Received frames for queue pairs.
@@ -152,6 +160,8 @@ pub(crate) struct Port {
     may_send_data: AtomicBool,
     /// Probes hosts beyond the uplink for addresses that the device claims.
     prober: Arc<Prober>,
+    /// Repeats announcements.
+    announcer: Arc<Announcer>,
     engine: Arc<Engine>,
     pub(crate) share: Arc<Share>,
     stopping: AtomicBool,
@@ -204,6 +214,7 @@ impl Port {
             task: Task::new(engine.ready_queue(), &share, me.clone() as _),
             may_send_data: AtomicBool::new(false),
             prober: Prober::new(me, &engine, &share),
+            announcer: Announcer::new(me, &engine, &share),
             engine,
             share,
             stopping: AtomicBool::new(false),
@@ -261,11 +272,7 @@ impl Port {
     }
 
     /// Attaches the RDMA function, with a receiver for each queue.
-    pub(crate) fn attach(
-        &self,
-        function: Weak<dyn Any + Send + Sync>,
-        mut receiver: impl FnMut() -> Box<dyn RoceReceiver>,
-    ) {
+    pub(crate) fn attach(&self, function: Weak<dyn Function>, mut receiver: impl FnMut() -> Box<dyn RoceReceiver>) {
         self.queues.iter().for_each(|queue| queue.attach(receiver()));
         *self.function.lock() = Some(function);
         // The port's thread installs new receivers in the queues. It may have checked this queue before the receiver
