@@ -1,5 +1,6 @@
 //! A port: the links of a device and the threads that serve them.
 
+mod announcement;
 mod announcer;
 mod arrivals;
 mod at_once;
@@ -24,9 +25,7 @@ mod threads;
 mod tx_queue;
 pub(crate) mod uplink;
 
-use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -38,9 +37,8 @@ use pvrdma_link::{Bell, Frames, GsoLink, Link};
 use pvrdma_packet::MacAddr;
 use pvrdma_roce::{Congestion, EgressMarking};
 use pvrdma_verbs_types::{Mtu, Qpn};
-use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::addresses::{Address, Addresses};
+use crate::addresses::Addresses;
 use crate::budget::Budget;
 use crate::capture::{CaptureLink, Point};
 use crate::engine::Engine;
@@ -56,6 +54,7 @@ use receive_queue::{ReceiveQueue, ReceiveQueues};
 use rules::{PortRules, Violation, VlanMode};
 use tx_queue::TxQueue;
 
+pub(crate) use announcer::Function;
 pub(crate) use arrivals::{Arrival, KeptPacket};
 pub(crate) use inspect::PortInspect;
 pub(crate) use tx_queue::Room;
@@ -102,12 +101,6 @@ pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
 
     /// Returns `true` if only threads of the device may access the guest's memory, because that may block for long.
     fn is_slow(&self) -> bool;
-}
-
-/// The RDMA function of a device, as its port sees it.
-pub(crate) trait Function: Send + Sync + std::fmt::Debug {
-    /// Returns the bound addresses. `None`: the function is paused.
-    fn addresses(&self) -> Option<BTreeSet<Address>>;
 }
 
 /// Environment of a port.
@@ -214,7 +207,7 @@ impl Port {
             task: Task::new(engine.ready_queue(), &share, me.clone() as _),
             may_send_data: AtomicBool::new(false),
             prober: Prober::new(me, &engine, &share),
-            announcer: Announcer::new(me, &engine, &share),
+            announcer: Announcer::new(me.clone() as _, &engine, &share),
             engine,
             share,
             stopping: AtomicBool::new(false),
@@ -431,17 +424,6 @@ impl Port {
     /// Returns how often a queue pair was given its received frames.
     pub(crate) fn passes(&self, qpn: Qpn) -> u64 {
         self.queues.of(qpn).passes()
-    }
-
-    /// Returns `true` if frames have arrived that a queue pair may not have got yet.
-    pub(crate) fn has_unread(&self, qpn: Qpn) -> bool {
-        // The checks follow the order in which frames move (link, batch, queue), so a frame that moves between two
-        // checks is not missed.
-        let readable = self.uplink.link.readiness().readable.is_some_and(|readable| {
-            let mut fds = [PollFd::from_borrowed_fd(readable.as_fd(), PollFlags::IN)];
-            rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
-        });
-        readable || self.reading.is_locked() || self.queues.of(qpn).is_in_use()
     }
 
     fn count_violation(&self, passed: Result<(), Violation>) {

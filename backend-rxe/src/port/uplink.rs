@@ -38,7 +38,7 @@ impl Drop for Uplink {
     fn drop(&mut self) {
         self.ports.remove(self.port.mac);
         self.port.leave_addresses();
-        self.port.end_announcements();
+        self.port.announcer.stop();
         self.port.take_no_more();
         self.port.end_threads();
         for thread in self.threads.drain(..) {
