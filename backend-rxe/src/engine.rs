@@ -11,14 +11,14 @@ use pvrdma_link::Clock;
 
 use crate::budget::Budget;
 use crate::own_thread::Threadless;
-use crate::ready_queue::ReadyQueue;
+use crate::ready_queue::{ReadyQueue, Scheduled};
 use crate::task::Task;
 use crate::timer::TimerKey;
 
 /// State that workers and adapters share.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    ready: Arc<ReadyQueue>,
+    ready: Arc<ReadyQueue<Task>>,
     clock: Arc<dyn Clock>,
     /// Budget of a run on a worker.
     worker_budget: Budget,
@@ -36,7 +36,7 @@ impl Engine {
     }
 
     /// Returns the ready queue of this engine.
-    pub(crate) const fn ready_queue(&self) -> &Arc<ReadyQueue> {
+    pub(crate) const fn ready_queue(&self) -> &Arc<ReadyQueue<Task>> {
         &self.ready
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use pvrdma_handover::Room;
 
+use crate::ready_queue::Scheduled;
 use crate::task::Task;
 
 /// Time for which a datagram waits for a paused receiver, from the beginning of the pause.

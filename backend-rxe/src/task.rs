@@ -13,7 +13,7 @@ use pvrdma_pacing::Runner;
 use serde::Serialize;
 
 use crate::budget::Budget;
-use crate::ready_queue::ReadyQueue;
+use crate::ready_queue::{ReadyQueue, Scheduled};
 use crate::share::Share;
 
 /// Bit of a task that is scheduled.
@@ -44,7 +44,7 @@ pub(crate) trait Runnable: Send + Sync {
 /// A unit of work that runs when there is something to do, on the thread that notices it.
 pub(crate) struct Task {
     runnable: Weak<dyn Runnable>,
-    queue: Weak<ReadyQueue>,
+    queue: Weak<ReadyQueue<Self>>,
     /// Share of the device that the task belongs to.
     share: Arc<Share>,
     /// [`RUN`] while it is on the ready queue.
@@ -78,8 +78,18 @@ impl Runner for Task {
     }
 }
 
+impl Scheduled for Task {
+    fn share(&self) -> &Arc<Share> {
+        &self.share
+    }
+
+    fn is_alive(&self) -> bool {
+        self.runnable.strong_count() > 0
+    }
+}
+
 impl Task {
-    pub(crate) fn new(queue: &Arc<ReadyQueue>, share: &Arc<Share>, runnable: Weak<dyn Runnable>) -> Arc<Self> {
+    pub(crate) fn new(queue: &Arc<ReadyQueue<Self>>, share: &Arc<Share>, runnable: Weak<dyn Runnable>) -> Arc<Self> {
         Arc::new(Self {
             runnable,
             queue: Arc::downgrade(queue),
@@ -155,16 +165,6 @@ impl Task {
             pending: self.combiner.is_pending(),
             woken: self.woken.load(Ordering::Relaxed),
         }
-    }
-
-    /// Returns the share of the device that the task belongs to.
-    pub(crate) const fn share(&self) -> &Arc<Share> {
-        &self.share
-    }
-
-    /// Returns `true` if the task still has something to run.
-    pub(crate) fn is_alive(&self) -> bool {
-        self.runnable.strong_count() > 0
     }
 }
 

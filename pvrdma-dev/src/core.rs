@@ -17,7 +17,7 @@ use crate::objects::{Objects, affordable};
 use crate::pending_doorbells::PendingDoorbells;
 use crate::stats::Stats;
 use crate::uar::UarPages;
-use crate::watched::Watch;
+use crate::watch::Watch;
 
 /// Determines if commands and doorbells are served: only while the device is active and bus mastering is enabled.
 #[derive(Debug, Default)]

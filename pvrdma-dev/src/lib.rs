@@ -79,6 +79,7 @@ mod stats;
 pub mod testing;
 mod uar;
 mod watch;
+mod watch_list;
 mod watched;
 mod watcher;
 mod window;

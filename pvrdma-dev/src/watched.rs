@@ -1,39 +1,15 @@
 //! Watching of processes whose doorbell page is mapped: its start, its end, and the work of a pass.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use pvrdma_base::Counter;
 use pvrdma_verbs::{CompletionQueue, Hca};
 
 use crate::core::Core;
 use crate::datapath::infer;
-use crate::due::{DueLooks, InferCounters};
+use crate::due::DueLooks;
 use crate::objects::{Context, Cq, KERNEL, Qp, Srq};
-use crate::stats::WindowCounters;
 use crate::uar::{Doorbell, KERNEL_PAGE};
-use crate::watch::WatchList;
 use crate::watcher::{Depth, DoorbellWatcher, Outcome};
-
-/// Replacement for doorbells that do not trap.
-pub(crate) struct Watch<H: Hca> {
-    pub(crate) rings: WatchList<H>,
-    /// Set once there is a watcher.
-    looks: OnceLock<Arc<DueLooks>>,
-    /// Counters of a watcher in the VMM's process.
-    pub(crate) window: Arc<WindowCounters>,
-}
-
-impl<H: Hca> Watch<H> {
-    pub(crate) fn new() -> Self {
-        Self { rings: WatchList::new(), looks: OnceLock::new(), window: Arc::default() }
-    }
-
-    /// Returns the counters of inferred notifications and of refusals by the system.
-    pub(crate) fn counters(&self) -> Vec<Counter> {
-        let looks = self.looks.get().map_or_else(|| InferCounters::default().list(), |looks| looks.counters());
-        [looks, self.window.list()].concat()
-    }
-}
 
 impl<H: Hca> Core<H> {
     /// Sets the watcher. Returns `true` if there was none.

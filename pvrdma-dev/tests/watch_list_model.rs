@@ -1,6 +1,6 @@
 //! A loom model of the list of watched rings. A watcher lists the rings of a context whose page becomes memory, while
-//! commands create and destroy queues (`src/watched.rs`, `src/watch.rs`, `src/reclaim.rs`). In every order of their
-//! steps, each queue whose doorbells are not trapped is watched, and no destroyed queue is.
+//! commands create and destroy queues (`src/watched.rs`, `src/watch_list.rs`, `src/reclaim.rs`). In every order of
+//! their steps, each queue whose doorbells are not trapped is watched, and no destroyed queue is.
 
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 

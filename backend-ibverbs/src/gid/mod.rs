@@ -5,9 +5,11 @@
 //! by which the guest names a peer is translated if that peer is a guest of this process, too.
 
 mod fabric;
+mod given;
 mod host;
 mod table;
 
 pub(crate) use fabric::{Bound, DatagramReceiver, Fabric, Member};
+pub(crate) use given::GivenAddresses;
 pub(crate) use host::{HostGid, HostGids};
-pub(crate) use table::{GidTable, GivenAddresses};
+pub(crate) use table::GidTable;

@@ -1,6 +1,6 @@
 //! GID table of a guest.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
@@ -15,28 +15,6 @@ use crate::counters::bump;
 use crate::shared::Shared;
 
 const ENTRIES: usize = 256;
-/// Maximum number of addresses that are remembered as added for guests.
-const MAX_GIVEN: usize = 4096;
-
-/// Addresses that were added to the host's interface for guests. A removed address stays in the host's table for a
-/// moment.
-#[derive(Debug, Default)]
-pub(crate) struct GivenAddresses(Mutex<HashSet<Gid>>);
-
-impl GivenAddresses {
-    fn contains(&self, gid: Gid) -> bool {
-        self.0.lock().contains(&gid)
-    }
-
-    fn insert(&self, gid: Gid) {
-        let mut given = self.0.lock();
-        // An address that is forgotten here counts as the host's own until it disappears from the host's table.
-        if given.len() >= MAX_GIVEN {
-            given.clear();
-        }
-        given.insert(gid);
-    }
-}
 
 /// GIDs that a guest has bound, by index, and the host's addresses that exist because of them.
 #[derive(Debug)]

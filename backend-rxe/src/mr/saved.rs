@@ -11,7 +11,7 @@ use pvrdma_saved_state::rxe as saved;
 use pvrdma_verbs::{MrRequest, VerbsError};
 use pvrdma_verbs_types::Access;
 
-use super::{Body, Fast, Filled, INVALID, Mapping, Mr, MrTable, Region};
+use super::table::{Body, Fast, Filled, INVALID, Mapping, Mr, MrTable, Region};
 
 impl Mr {
     /// Saves the region, as the request that creates such a region and its remaining state. No thread uses or changes

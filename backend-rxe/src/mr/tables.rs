@@ -18,7 +18,7 @@ use pvrdma_handover::TwoCopies;
 use pvrdma_saved_state::rxe as saved;
 use pvrdma_verbs::VerbsError;
 
-use super::{Body, Mr, MrTable};
+use super::table::{Body, Mr, MrTable};
 use crate::limits::MAX_MR;
 
 /// Number of slots that stay free before the oldest of them is reused.

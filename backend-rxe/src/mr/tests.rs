@@ -1,6 +1,12 @@
-use pvrdma_base::Random;
-use pvrdma_pages::PageListBuilder;
+use std::sync::Arc;
 
+use pvrdma_base::{Random, Snapshot};
+use pvrdma_guest_memory::PinGuard;
+use pvrdma_pages::{PageList, PageListBuilder};
+use pvrdma_verbs::MrShape;
+use pvrdma_verbs_types::{Access, FastRegister};
+
+use super::table::Body;
 use super::*;
 use crate::limits::MAX_MR;
 

@@ -190,6 +190,7 @@ impl Port {
             mtu: config.mtu,
             carried: AtomicU32::new(u32::MAX),
             policy: Policy { mac, vlan, rules: config.rules },
+            prober: Prober::new(mac, me.clone() as _, &addresses, &engine, &share),
             addresses,
             uplink: TxQueue::new(capturing(config.uplink, &point), room),
             nic: config.nic.map(|nic| TxQueue::new(Arc::new(GsoLink::new(nic)), Arc::default())),
@@ -206,7 +207,6 @@ impl Port {
             waker,
             task: Task::new(engine.ready_queue(), &share, me.clone() as _),
             may_send_data: AtomicBool::new(false),
-            prober: Prober::new(me, &engine, &share),
             announcer: Announcer::new(me.clone() as _, &engine, &share),
             engine,
             share,
@@ -217,7 +217,12 @@ impl Port {
         if let Some(rule) = &port.policy.rules.addresses {
             port.addresses.join(mac, rule);
         }
-        port.addresses.set_prober(mac, (!alone).then_some(port.prober.task()));
+        // A device that is alone claims addresses unprobed.
+        if alone {
+            port.prober.stop()
+        } else {
+            port.prober.start()
+        }
         Ok(port)
     }
 

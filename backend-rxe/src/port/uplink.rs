@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use pvrdma_base::Counter;
+use pvrdma_link::Frames;
 
 use super::Port;
+use super::prober::ProbeSender;
 use super::registry::Ports;
 
 /// Network attachment of a device. Dropping it detaches the device.
@@ -34,10 +36,19 @@ impl Uplink {
     }
 }
 
+impl ProbeSender for Port {
+    fn send_probes(&self, frames: &Frames) {
+        self.send_urgent(frames);
+    }
+}
+
 impl Drop for Uplink {
     fn drop(&mut self) {
         self.ports.remove(self.port.mac);
-        self.port.leave_addresses();
+        self.port.prober.stop();
+        if self.port.policy.rules.addresses.is_some() {
+            self.port.addresses.leave(self.port.mac);
+        }
         self.port.announcer.stop();
         self.port.take_no_more();
         self.port.end_threads();

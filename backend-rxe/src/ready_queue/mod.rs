@@ -9,24 +9,32 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::budget::RUN_COST;
 use crate::share::{Contention, MAX_DEBT, Share};
-use crate::task::Task;
 use crate::timer::{TimerKey, Timers};
 
 /// Tags above this value are rebased. It corresponds to a year of work at the minimum weight.
 const REBASE: u64 = 1 << 62;
 
+/// A task in the queue.
+pub(crate) trait Scheduled {
+    /// Returns the share of the device that the task belongs to.
+    fn share(&self) -> &Arc<Share>;
+
+    /// Returns `true` if the task still has something to run.
+    fn is_alive(&self) -> bool;
+}
+
 /// The tasks of a device.
 #[derive(Debug)]
-struct Flow {
+struct Flow<T> {
     share: Arc<Share>,
-    ready: VecDeque<Arc<Task>>,
+    ready: VecDeque<Arc<T>>,
     /// Number of its tasks that run.
     running: usize,
     /// Time until which the rate limit of the device delays it.
     throttled: Option<Duration>,
 }
 
-impl Flow {
+impl<T> Flow<T> {
     fn is_busy(&self) -> bool {
         self.running > 0 || !self.ready.is_empty()
     }
@@ -34,27 +42,27 @@ impl Flow {
 
 /// A task that was taken from the queue, and the cost that was charged for it.
 #[derive(Debug)]
-pub(crate) struct Taken {
-    pub(crate) task: Arc<Task>,
+pub(crate) struct Taken<T> {
+    pub(crate) task: Arc<T>,
     charged: u64,
     /// Tag of its device, or the smallest tag if the device was chosen for another reason.
     start: u64,
 }
 
 /// The part of a [`ReadyQueue`] under its lock.
-#[derive(Debug, Default)]
-pub(crate) struct Queue {
-    flows: Vec<Flow>,
+#[derive(Debug)]
+pub(crate) struct Queue<T> {
+    flows: Vec<Flow<T>>,
     /// Number of ready tasks of all flows.
     ready: usize,
-    pub(crate) timers: Timers<Arc<Task>>,
+    pub(crate) timers: Timers<Arc<T>>,
     /// Number of waiting workers.
     pub(crate) idle: usize,
     pub(crate) stopping: bool,
     contention: Arc<Contention>,
 }
 
-impl Queue {
+impl<T: Scheduled> Queue<T> {
     /// Returns `true` if nothing is ready and no timer is armed.
     pub(crate) fn is_empty(&self) -> bool {
         self.ready == 0 && self.timers.first().is_none()
@@ -78,7 +86,7 @@ impl Queue {
             return slot;
         }
         // Slots of devices that no longer exist are reused.
-        let dead = |flow: &Flow| !flow.is_busy() && Arc::strong_count(&flow.share) == 1;
+        let dead = |flow: &Flow<T>| !flow.is_busy() && Arc::strong_count(&flow.share) == 1;
         let flow = Flow { share: Arc::clone(share), ready: VecDeque::new(), running: 0, throttled: None };
         let slot = self.flows.iter().position(dead).unwrap_or(self.flows.len());
         match self.flows.get_mut(slot) {
@@ -89,7 +97,7 @@ impl Queue {
         slot
     }
 
-    fn push(&mut self, task: Arc<Task>) {
+    fn push(&mut self, task: Arc<T>) {
         let now = self.virtual_time();
         let slot = self.slot(task.share());
         let Some(flow) = self.flows.get_mut(slot) else { return };
@@ -107,7 +115,7 @@ impl Queue {
 
     /// Moves due timers to the ready queue and takes the next task of the next device. `charge` is the maximum cost of
     /// the run.
-    pub(crate) fn take(&mut self, now: Duration, charge: u64) -> Option<Taken> {
+    pub(crate) fn take(&mut self, now: Duration, charge: u64) -> Option<Taken<T>> {
         while let Some(task) = self.timers.pop_due(now) {
             self.push(task);
         }
@@ -163,7 +171,7 @@ impl Queue {
     }
 
     /// Records the end of a run with its cost. `more`: the task is marked as scheduled, and is queued again.
-    pub(crate) fn finish(&mut self, taken: Taken, cost: u64, more: bool) {
+    pub(crate) fn finish(&mut self, taken: Taken<T>, cost: u64, more: bool) {
         let Taken { task, charged, start } = taken;
         // A task that found nothing to do, for example because a link is full, must not take turns away from others.
         self.advance(if cost > RUN_COST { start } else { start.saturating_sub(MAX_DEBT) });
@@ -185,24 +193,31 @@ impl Queue {
 
 /// Tasks that are ready, and timers of waiting tasks.
 #[derive(Debug)]
-pub(crate) struct ReadyQueue {
-    pub(crate) queue: Mutex<Queue>,
+pub(crate) struct ReadyQueue<T> {
+    pub(crate) queue: Mutex<Queue<T>>,
     /// Notified when an idle worker has something to do.
     pub(crate) work: Condvar,
     /// Load state, for threads that do not hold the queue.
     pub(crate) contention: Arc<Contention>,
 }
 
-impl Default for ReadyQueue {
+impl<T> Default for ReadyQueue<T> {
     fn default() -> Self {
         let contention = Arc::<Contention>::default();
-        let queue = Queue { contention: Arc::clone(&contention), ..Queue::default() };
+        let queue = Queue {
+            flows: Vec::new(),
+            ready: 0,
+            timers: Timers::default(),
+            idle: 0,
+            stopping: false,
+            contention: Arc::clone(&contention),
+        };
         Self { queue: Mutex::new(queue), work: Condvar::new(), contention }
     }
 }
 
-impl ReadyQueue {
-    pub(crate) fn push(&self, task: Arc<Task>) {
+impl<T: Scheduled> ReadyQueue<T> {
+    pub(crate) fn push(&self, task: Arc<T>) {
         let mut queue = self.queue.lock();
         queue.push(task);
         if queue.idle > 0 {
@@ -219,7 +234,7 @@ impl ReadyQueue {
     }
 
     /// Schedules a task for `deadline`, in place of an older timer of the task.
-    pub(crate) fn arm(&self, task: &Arc<Task>, deadline: Duration, old: Option<TimerKey>) -> TimerKey {
+    pub(crate) fn arm(&self, task: &Arc<T>, deadline: Duration, old: Option<TimerKey>) -> TimerKey {
         let mut queue = self.queue.lock();
         if let Some(old) = old {
             queue.timers.remove(old);

@@ -6,7 +6,7 @@ use pvrdma_verbs::testing::DEADLINE;
 use super::*;
 use crate::budget::Budget;
 use crate::share::ShareConfig;
-use crate::task::Runnable;
+use crate::task::{Runnable, Task};
 
 const MS: Duration = Duration::from_millis(1);
 /// Cost of a run that does something.
@@ -22,14 +22,14 @@ impl Runnable for Nothing {
 
 /// Devices on a ready queue, with a task each.
 struct World {
-    queue: Arc<ReadyQueue>,
+    queue: Arc<ReadyQueue<Task>>,
     tasks: Vec<Arc<Task>>,
     alive: Vec<Arc<Nothing>>,
 }
 
 impl World {
     fn new(shares: &[ShareConfig]) -> Self {
-        let queue = Arc::<ReadyQueue>::default();
+        let queue = Arc::<ReadyQueue<Task>>::default();
         let alive: Vec<_> = shares.iter().map(|_| Arc::new(Nothing)).collect();
         let task = |(config, runnable): (&ShareConfig, &Arc<Nothing>)| {
             let runnable = Arc::downgrade(runnable);
@@ -39,12 +39,12 @@ impl World {
         Self { queue, tasks, alive }
     }
 
-    fn take(&self, now: Duration) -> Option<Taken> {
+    fn take(&self, now: Duration) -> Option<Taken<Task>> {
         self.queue.queue.lock().take(now, COST)
     }
 
     /// Returns the device of a task.
-    fn of(&self, taken: &Taken) -> usize {
+    fn of(&self, taken: &Taken<Task>) -> usize {
         self.tasks.iter().position(|task| Arc::ptr_eq(task, &taken.task)).unwrap()
     }
 

@@ -14,7 +14,7 @@
 use std::process::abort;
 use std::thread::panicking;
 
-use crate::threads::ThreadKind;
+use crate::thread_kind::ThreadKind;
 
 /// Ends the process if a panic drops it. Guards changes of state that several guests share.
 #[derive(Debug)]

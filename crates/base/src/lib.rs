@@ -50,6 +50,7 @@ mod counters;
 mod log_limit;
 mod random;
 mod snapshot;
+mod thread_kind;
 pub mod threads;
 
 pub use containment::EndOnPanic;

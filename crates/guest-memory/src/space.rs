@@ -6,7 +6,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
-use pvrdma_pages::PageList;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::dirty::{DirtyLog, DirtyLogError};
@@ -14,8 +13,7 @@ use super::map::Map;
 use super::pin::PinTable;
 use super::stall::{Hold, Stall, StallMeter, Stalls};
 use super::{
-    Backing, DmaRange, DmaView, MapError, MemoryBudget, MemoryLimits, MemoryWatcher, PinError, PinGuard, PinPolicy,
-    SpaceId,
+    Backing, DmaRange, DmaView, MapError, MemoryBudget, MemoryLimits, MemoryWatcher, PinError, PinPolicy, SpaceId,
 };
 
 /// Bytes that are locked in one step, which bounds how long a thread that removes memory may have to wait.
@@ -393,37 +391,5 @@ impl DmaSpace {
     /// Returns the bytes of mapped, accessible memory, without waiting.
     pub fn mapped_bytes(&self) -> u64 {
         self.mapped.load(Ordering::Relaxed)
-    }
-
-    /// With [`PinPolicy::Registered`], keeps these pages resident until the guard is dropped; does nothing otherwise.
-    /// The bookkeeping is charged to `budget`.
-    ///
-    /// # Errors
-    /// The amount that could not be locked, and the reason.
-    pub fn pin_pages(self: &Arc<Self>, budget: &Arc<MemoryBudget>, pages: &PageList) -> Result<PinGuard, PinError> {
-        if self.policy != PinPolicy::Registered {
-            return Ok(PinGuard::none());
-        }
-        self.pin_pages_of(&self.view(), budget, pages)
-    }
-
-    /// As [`Self::pin_pages`], for a thread that holds a view of this space.
-    ///
-    /// # Errors
-    /// As for [`Self::pin_pages`].
-    pub fn pin_pages_of(
-        self: &Arc<Self>,
-        view: &DmaView<'_>,
-        budget: &Arc<MemoryBudget>,
-        pages: &PageList,
-    ) -> Result<PinGuard, PinError> {
-        if self.policy != PinPolicy::Registered {
-            return Ok(PinGuard::none());
-        }
-        let mut parts = Vec::new();
-        for extent in pages.extents() {
-            view.backings(extent.iova, extent.bytes(), &mut parts);
-        }
-        PinGuard::new(Arc::clone(self), parts, budget)
     }
 }

@@ -1,9 +1,9 @@
 //! The traits between a PCI function and its VMM: the complete interface of a device towards its host.
 
+use crate::StateError;
 use crate::doorbell_window::DoorbellPages;
 #[cfg(doc)]
 use crate::doorbell_window::DoorbellWindow;
-use crate::migratable::StateError;
 use crate::outline::Outline;
 
 /// One base address register.

@@ -33,10 +33,12 @@ mod function;
 mod interrupt_pin;
 mod migratable;
 mod outline;
+mod state_error;
 
 pub use config_space::{ConfigLayout, ConfigSpace, FIRST_CAPABILITY, Identity, Switches};
 pub use doorbell_window::{DOORBELL_PAGE_SIZE, DoorbellPages, DoorbellWindow};
 pub use function::{Bar, Doorbell, InterruptSink, MsixPlace, PciFunction};
 pub use interrupt_pin::InterruptPin;
-pub use migratable::{Migratable, StateError};
+pub use migratable::Migratable;
 pub use outline::{CONFIG_SIZE, Outline};
+pub use state_error::StateError;

@@ -1,12 +1,8 @@
 //! Saving the state of a function, and restoring it in another one.
 
-use std::error::Error;
 use std::io::{Read, Write};
 
-use crate::PciFunction;
-
-/// Reason a state was not saved or not restored. The types behind it are those of the function.
-pub type StateError = Box<dyn Error + Send + Sync>;
+use crate::{PciFunction, StateError};
 
 /// A function whose state can be saved and restored: for snapshots, live migration, and replacing the process that runs
 /// the function.

@@ -1,88 +1,43 @@
 //! Work that the guest's processors do not wait for: the work that doorbells leave behind, and the doorbells
-//! themselves.
+//! themselves ([`crate::bells`]).
 
 use std::io;
 use std::sync::Arc;
 
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
-use log::debug;
 use pvrdma_pci_function::Doorbell;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
+use crate::bells::{Bell, Bells, DoorbellCatcher};
 use crate::slot::Slot;
 
-/// Signals an eventfd when the guest writes to an address, without stopping its processor: KVM's ioeventfds.
-pub trait DoorbellCatcher: Send + Sync {
-    /// Signals `event` from now on when the guest writes to the address; with `value`, only when it writes these 32
-    /// bits.
+impl Slot {
+    /// Leaves the deferred work to a subscriber, for as long as that exists. With a catcher, the subscriber handles the
+    /// functions' doorbells as well. There is one subscriber at a time.
     ///
     /// # Errors
-    /// There are too many, or the system refuses. Such writes trap, as before.
-    fn catch(&self, address: u64, value: Option<u32>, event: &EventFd) -> io::Result<()>;
+    /// There are no file descriptors left.
+    pub fn deferred(self: &Arc<Self>, catcher: Option<Arc<dyn DoorbellCatcher>>) -> io::Result<DeferredWork> {
+        let work = self.subscriber(catcher)?;
+        self.leave_work();
+        Ok(work)
+    }
 
-    /// Ends the effect of [`Self::catch`].
+    /// Leaves only the doorbells that are caught to a subscriber. The work behind any other write is done by the thread
+    /// that writes: the guest's processor waits for it, and no other thread has to wake up. Suitable for functions
+    /// whose deferred work is bounded and does not block.
     ///
     /// # Errors
-    /// The doorbell was not caught.
-    fn release(&self, address: u64, value: Option<u32>, event: &EventFd) -> io::Result<()>;
-}
-
-/// A doorbell that can be caught.
-pub(crate) struct Bell {
-    function: usize,
-    doorbell: Doorbell,
-    event: EventFd,
-    /// Address at which it is caught now.
-    address: Option<u64>,
-}
-
-/// The doorbells of a slot, and the catcher that they use.
-#[derive(Default)]
-pub(crate) struct Bells {
-    catcher: Option<Arc<dyn DoorbellCatcher>>,
-    list: Vec<Bell>,
-}
-
-impl Bells {
-    /// Creates the set. No doorbell is caught yet.
-    pub(crate) fn new(
-        catcher: Arc<dyn DoorbellCatcher>,
-        doorbells: impl Iterator<Item = (usize, Doorbell)>,
-    ) -> io::Result<Self> {
-        let bell =
-            |(function, doorbell)| Ok(Bell { function, doorbell, event: EventFd::new(EFD_NONBLOCK)?, address: None });
-        Ok(Self { catcher: Some(catcher), list: doorbells.map(bell).collect::<io::Result<_>>()? })
+    /// There are no file descriptors left.
+    pub fn doorbells(self: &Arc<Self>, catcher: Arc<dyn DoorbellCatcher>) -> io::Result<DeferredWork> {
+        self.subscriber(Some(catcher))
     }
 
-    /// Catches the doorbells of a function at their current addresses. `place` maps a BAR and an offset to an address.
-    pub(crate) fn follow(&mut self, function: usize, place: impl Fn(usize, u64) -> Option<u64>) {
-        let Some(catcher) = &self.catcher else { return };
-        for bell in self.list.iter_mut().filter(|bell| bell.function == function) {
-            let Doorbell { bar, offset, value } = bell.doorbell;
-            let wanted = place(bar, offset);
-            if wanted == bell.address {
-                continue;
-            }
-            if let Some(address) = bell.address.take()
-                && let Err(error) = catcher.release(address, value, &bell.event)
-            {
-                debug!("doorbell at {address:#x}: {error}");
-            }
-            let Some(address) = wanted else { continue };
-            match catcher.catch(address, value, &bell.event) {
-                Ok(()) => bell.address = wanted,
-                // Without the catcher the write traps, which works as before.
-                Err(error) => debug!("doorbell at {address:#x}: {error}"),
-            }
-        }
-    }
-}
-
-impl Drop for Bells {
-    fn drop(&mut self) {
-        for function in 0..8 {
-            self.follow(function, |_, _| None);
-        }
+    fn subscriber(self: &Arc<Self>, catcher: Option<Arc<dyn DoorbellCatcher>>) -> io::Result<DeferredWork> {
+        let new = catcher.map(|catcher| Bells::new(catcher, self.doorbell_list())).transpose()?.unwrap_or_default();
+        let work = DeferredWork::new(Arc::clone(self), &new)?;
+        self.set_bells(new);
+        Ok(work)
     }
 }
 

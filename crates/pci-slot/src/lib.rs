@@ -100,6 +100,7 @@
 //! A VMM that saves a machine saves the functions and the address register itself, and the MSI-X tables by
 //! [`Slot::save_vectors`].
 
+mod bells;
 mod bus;
 mod deferred;
 mod host_bridge;
@@ -112,8 +113,9 @@ mod slot;
 mod slot_window;
 mod windows;
 
+pub use bells::DoorbellCatcher;
 pub use bus::{BarMap, ConfigPorts, Ecam, PciBus};
-pub use deferred::{DeferredWork, DoorbellCatcher};
+pub use deferred::DeferredWork;
 pub use host_bridge::HostBridge;
 pub use interrupts::{InterruptLine, Message};
 pub use msix::{MsixVectors, SavedVector};

@@ -11,7 +11,7 @@ use pvrdma_pci_function::{Bar, Doorbell, MsixPlace, PciFunction};
 use thiserror::Error;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::deferred::{Bells, DeferredWork, DoorbellCatcher};
+use crate::bells::Bells;
 use crate::interrupts::InterruptLine;
 use crate::msix::{self, MsixVectors};
 use crate::slot_window::{PageMapper, SlotWindow};
@@ -213,36 +213,21 @@ impl Slot {
         self.placed().try_for_each(|(_, placed)| placed.vectors.connect(&mut line))
     }
 
-    /// Leaves the deferred work to a subscriber, for as long as that exists. With a catcher, the subscriber handles the
-    /// functions' doorbells as well. There is one subscriber at a time.
-    ///
-    /// # Errors
-    /// There are no file descriptors left.
-    pub fn deferred(self: &Arc<Self>, catcher: Option<Arc<dyn DoorbellCatcher>>) -> io::Result<DeferredWork> {
-        let work = self.subscriber(catcher)?;
-        self.left.store(true, Ordering::Release);
-        Ok(work)
+    /// Returns the doorbells of all functions, with the function of each.
+    pub(crate) fn doorbell_list(&self) -> impl Iterator<Item = (usize, Doorbell)> {
+        let list = |placed: &Placed| placed.function.doorbells();
+        self.placed().flat_map(move |(index, placed)| list(placed).into_iter().map(move |doorbell| (index, doorbell)))
     }
 
-    /// Leaves only the doorbells that are caught to a subscriber. The work behind any other write is done by the thread
-    /// that writes: the guest's processor waits for it, and no other thread has to wake up. Suitable for functions
-    /// whose deferred work is bounded and does not block.
-    ///
-    /// # Errors
-    /// There are no file descriptors left.
-    pub fn doorbells(self: &Arc<Self>, catcher: Arc<dyn DoorbellCatcher>) -> io::Result<DeferredWork> {
-        self.subscriber(Some(catcher))
-    }
-
-    fn subscriber(self: &Arc<Self>, catcher: Option<Arc<dyn DoorbellCatcher>>) -> io::Result<DeferredWork> {
-        let doorbells = self
-            .placed()
-            .flat_map(|(index, placed)| placed.function.doorbells().into_iter().map(move |doorbell| (index, doorbell)));
-        let new = catcher.map(|catcher| Bells::new(catcher, doorbells)).transpose()?.unwrap_or_default();
-        let work = DeferredWork::new(Arc::clone(self), &new)?;
-        *self.bells.lock() = new;
+    /// Catches these doorbells from now on, in place of others.
+    pub(crate) fn set_bells(&self, bells: Bells) {
+        *self.bells.lock() = bells;
         self.placed().for_each(|(index, placed)| self.move_windows(index, placed));
-        Ok(work)
+    }
+
+    /// Leaves the deferred work to a subscriber from now on.
+    pub(crate) fn leave_work(&self) {
+        self.left.store(true, Ordering::Release);
     }
 
     /// Lets doorbell pages of a function be memory: pages of `mapper`, which the returned window maps and unmaps,

@@ -1,4 +1,4 @@
-//! Forbids import circles of more than two product files.
+//! Forbids import circles of product files.
 //!
 //! An arrow leads from a file to each file that defines something it names: through re-exports to the definition, not
 //! to the file that re-exports it. A `mod.rs` or `lib.rs` that only declares modules and re-exports has no arrows. A
@@ -34,13 +34,12 @@ pub struct Circle {
     pub files: BTreeSet<usize>,
 }
 
-/// Returns the circles that are too large.
+/// Returns the circles. There should be none.
 #[must_use]
 pub fn check(workspace: &Workspace) -> Vec<Problem> {
     let arrows = arrows(workspace);
     circles(workspace, &arrows)
         .into_iter()
-        .filter(|circle| circle.files.len() > workspace.config.largest_circle)
         .filter_map(|circle| {
             let first = *circle.files.first()?;
             let file = workspace.files[first].path.clone();

@@ -9,8 +9,6 @@ pub struct Config {
     pub testing_folders: &'static [&'static str],
     /// Folders that are not read at all.
     pub skipped_folders: &'static [&'static str],
-    /// Import circles up to this number of files are allowed.
-    pub largest_circle: usize,
     /// A file that defines items depends on the items that it re-exports. A file that defines none never does.
     pub reexports_are_arrows: bool,
     /// The members of the workspace, from the bottom layer to the top one.
@@ -110,7 +108,6 @@ pub const REPOSITORY: Config = Config {
     test_folders: &["tests", "benches", "examples", "fuzz"],
     testing_folders: &["testing", "conformance"],
     skipped_folders: &["target", "corpus", "artifacts"],
-    largest_circle: 2,
     reexports_are_arrows: true,
     layers: &[
         &[

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::applications::RSOCKETS;
+use super::applications::libraries::RSOCKETS;
 use super::case::{Case, skip};
 use super::shared::{Machines, Shared};
 use super::{connection, lifecycle, nvme, perftest, pingpong};

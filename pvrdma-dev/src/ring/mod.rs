@@ -7,6 +7,7 @@
 //! through the device (spec §13 B10).
 
 mod progress;
+mod state_words;
 mod words;
 
 use std::sync::atomic::Ordering;
@@ -17,10 +18,11 @@ use pvrdma_verbs::{IndexError, QueueError, RingPosition, SavedRing};
 use thiserror::Error;
 use vm_memory::{ByteValued, VolatileSlice};
 
-use crate::abi::ring::{PROD_TO_CONS, RX_PROD_TAIL, TX_PROD_TAIL};
+use crate::abi::ring::PROD_TO_CONS;
 use crate::abi::wqe::{RQ_HEADER, SGE_SIZE, SQ_HEADER};
 
 pub(crate) use progress::{Progress, Seen};
+pub(crate) use state_words::StateWords;
 pub use words::RingInspect;
 pub(crate) use words::RingWords;
 
@@ -78,25 +80,6 @@ pub(crate) fn recv_stride(max_sge: u32) -> Option<u32> {
 fn stride(header: usize, max_sge: u32) -> Option<u32> {
     let bytes = u32::try_from(header).ok()?.checked_add(max_sge.checked_mul(u32::try_from(SGE_SIZE).ok()?)?)?;
     bytes.checked_next_power_of_two().filter(|s| u64::from(*s) <= PAGE_SIZE)
-}
-
-/// Pair of index words in the ring-state page (spec §6.2).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum StateWords {
-    /// Bytes 0..8: send queues.
-    Tx,
-    /// Bytes 8..16: all other queues.
-    Rx,
-}
-
-impl StateWords {
-    /// Returns the offset of the producer's word in the state page.
-    pub(super) const fn prod_tail(self) -> u64 {
-        match self {
-            Self::Tx => TX_PROD_TAIL,
-            Self::Rx => RX_PROD_TAIL,
-        }
-    }
 }
 
 /// Location of a ring, before it is checked.

@@ -6,7 +6,7 @@ use pvrdma_guest_memory::{DmaError, DmaSpace, DmaView};
 use pvrdma_pages::PAGE_SIZE;
 use serde::Serialize;
 
-use super::StateWords;
+use super::state_words::StateWords;
 use crate::abi::ring::PROD_TO_CONS;
 
 /// Location of a ring's indices: enough to inspect a ring that another object operates.

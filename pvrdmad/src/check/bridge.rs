@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Report, Subject};
+use super::report::{Report, Subject};
 
 /// Flag of an interface that is up (`IFF_UP`).
 const UP: u32 = 1;

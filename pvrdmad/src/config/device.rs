@@ -9,7 +9,7 @@ use pvrdma_roce::Congestion;
 use pvrdma_rxe::{PortRules, ShareConfig, faults::FaultRule};
 use pvrdma_verbs::{AddressRule, OtherAddresses, Peers, Rules};
 use pvrdma_verbs_types::GidType;
-use pvrdma_vfio_user_server::socket::SocketAccess;
+use pvrdma_vfio_user_server::{FileRules, socket::SocketAccess};
 use serde::{Deserialize, Serialize};
 
 use super::access::access;
@@ -66,6 +66,13 @@ pub struct MemoryRules {
     pub max_mapped: u64,
     /// Most bytes that may be locked.
     pub max_locked: u64,
+}
+
+impl From<MemoryRules> for FileRules {
+    fn from(rules: MemoryRules) -> Self {
+        let sealed = rules.files == MemoryFiles::Sealed;
+        Self { sealed, mapped_bytes: rules.max_mapped, ..Self::default() }
+    }
 }
 
 /// Returns seven eighths of the host's memory in bytes.

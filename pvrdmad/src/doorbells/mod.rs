@@ -5,6 +5,7 @@
 //! sleep until the next store wakes it. The file is created by the process that has the privilege to mount
 //! ([`PageFile`]). It has no content: the process that serves it parses messages of the kernel, and no data of a guest.
 
+mod counts;
 mod fuse;
 mod host;
 mod open;
@@ -20,33 +21,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use pvrdma_base::counters;
 use pvrdma_dev::{DoorbellWatcher, MappedDoorbells};
 use serde::{Deserialize, Serialize};
 
+pub use counts::DoorbellCounters;
 pub use host::HostFacts;
 pub use open::PageFile;
 use pages::StoppedPages;
 pub(crate) use stand_in::{entrust, tell_end};
 use watcher::{Watch, Watcher};
-
-counters! {
-    /// Counters of the doorbell pages that a device exports to its VMM.
-    pub struct DoorbellCounters {
-        /// Touches of doorbell pages that had been taken away. Each is a page fault of the guest.
-        doorbell_faults,
-        /// Doorbell pages that were taken away because their process was idle.
-        doorbell_arms,
-        /// Times that work was found right after the pages were taken away: it had been posted just before.
-        doorbell_arms_late,
-        /// Doorbell pages that the kernel could not take away.
-        doorbell_arms_failed,
-        /// Naps of the thread that polls rings.
-        doorbell_naps,
-        /// Sleeps of the thread that polls rings, while all pages were away.
-        doorbell_sleeps,
-    }
-}
 
 /// Implementation of the doorbells of guest processes, as decided for a device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -19,7 +19,7 @@ use pvrdma_handover::Waker;
 use pvrdma_link::Bell;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::DoorbellCounters;
+use super::counts::DoorbellCounters;
 use super::pacer::{Pacer, Step};
 use super::pages::Pages;
 

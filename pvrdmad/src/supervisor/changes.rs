@@ -14,10 +14,12 @@ use pvrdma_dev::LimitStatus;
 use pvrdma_rxe::faults::{DeviceFaults, FaultRule};
 
 use super::connection::{CallError, Connection, reply_by};
-use super::hand_over::{HandOverResult, check_request};
-use super::network::{Network, Runs};
+use super::hand_over::check_request;
+use super::hand_over_order::HandOverResult;
+use super::network::Network;
 use super::plan::Planned;
 use super::process::Process;
+use super::runs::Runs;
 use super::sockets::Sources;
 use super::stand_in::StandIns;
 use crate::config::{BackendSpec, Device, FaultWord, LinkState, change_share};

@@ -3,109 +3,20 @@
 //! The two workers exchange the devices by themselves ([`crate::worker`]). The supervisor starts the new worker,
 //! connects the two, and decides from their replies which of them serves the network from now on.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, SyncSender};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use log::info;
 
 use super::connection::CallError;
-use super::process::{Keeper, Process};
+use super::hand_over_order::{Arrival, Gift, HandOverError, HandedOver};
+use super::process::Keeper;
 use super::session::{End, Session};
 use crate::events::Event;
-use crate::protocol::{Reply, Request, Upgraded};
+use crate::protocol::{Reply, Request};
 use crate::rlimits;
-
-/// Result of a hand-over, or the reason why the network was not handed over.
-pub(super) type HandOverResult = Result<HandedOver, String>;
-
-/// Result of a hand-over.
-#[derive(Debug)]
-pub(super) struct HandedOver {
-    /// Time during which the guests were not served.
-    blackout: Duration,
-    /// Parts of the old worker's work that have ended with it.
-    ended: Vec<String>,
-}
-
-impl HandedOver {
-    /// Returns the result for clients.
-    pub(super) fn of(self, network: &str) -> Upgraded {
-        let millis = Some(self.millis());
-        Upgraded { network: network.to_owned(), millis, ended: self.ended, problem: None }
-    }
-
-    /// Milliseconds during which the guests were not served.
-    fn millis(&self) -> u64 {
-        u64::try_from(self.blackout.as_millis()).unwrap_or(u64::MAX)
-    }
-}
-
-/// Ends of the two sockets with which a worker gives its devices to the worker of another supervisor.
-#[derive(Debug)]
-pub(super) struct Gift {
-    /// Leads to the other worker.
-    pub(super) to: OwnedFd,
-    /// Carries the permit ([`Request::HandOver`]).
-    pub(super) permit: OwnedFd,
-}
-
-/// A hand-over that another thread wants.
-#[derive(Debug)]
-pub(super) enum Wanted {
-    /// To a new worker of this supervisor.
-    Renew(SyncSender<HandOverResult>),
-    /// To a worker of another supervisor.
-    Give(Gift, SyncSender<HandOverResult>),
-}
-
-impl Wanted {
-    /// Tells the other thread that there is no hand-over.
-    pub(super) fn refuse(self, problem: &str) {
-        let (Self::Renew(done) | Self::Give(_, done)) = self;
-        let _ = done.try_send(Err(problem.to_owned()));
-    }
-}
-
-/// Result of the first start.
-pub(super) type FirstStart = Result<(), String>;
-
-/// Worker that takes devices from the worker of another supervisor.
-#[derive(Debug)]
-pub(super) struct Adopting {
-    /// Takes the socket to the other worker. Dropped before the process, whose thread may wait for it.
-    pub(super) from: SyncSender<OwnedFd>,
-    /// Receives the result of the preparation.
-    pub(super) prepared: Receiver<FirstStart>,
-    pub(super) process: Process,
-    /// Receives the result of the hand-over.
-    pub(super) first: Receiver<FirstStart>,
-}
-
-/// The other ends of [`Adopting`].
-#[derive(Debug)]
-pub(super) struct Arrival {
-    pub(super) prepared: SyncSender<FirstStart>,
-    pub(super) from: Receiver<OwnedFd>,
-}
-
-/// Reason why a network was not handed over.
-#[derive(Debug)]
-pub(super) enum HandOverError {
-    /// The worker serves it as before.
-    Refused(String),
-    /// Its worker has ended.
-    Ended(End),
-}
-
-impl From<io::Error> for HandOverError {
-    fn from(error: io::Error) -> Self {
-        Self::Refused(error.to_string())
-    }
-}
 
 /// Returns the request for what prevents a hand-over. A new worker has the limits of this process.
 pub(super) fn check_request() -> Request {

@@ -13,6 +13,7 @@ use super::connection::{CallError, reply_by};
 use super::plan::Plan;
 use super::process::Process;
 use super::program::Program;
+use super::runs::Runs;
 use super::services::Services;
 use crate::protocol::{Reply, Request};
 use crate::status::{DeviceReport, NetworkState, NetworkStatus, WorkerStatus};
@@ -35,31 +36,11 @@ pub(super) struct Network {
     pub(super) temporary: bool,
 }
 
-/// The way in which its worker runs.
-#[derive(Debug)]
-pub(super) enum Runs {
-    Here(Box<Worker>),
-    Process(Process),
-}
-
 /// A status that has been requested.
 pub(super) enum AskedStatus {
     Known(Box<WorkerStatus>),
     Owed(Receiver<Reply>),
     None(CallError),
-}
-
-impl Runs {
-    /// Sends a request and waits for its reply.
-    ///
-    /// # Errors
-    /// There is no worker, or no reply in time.
-    pub(super) fn ask(&self, request: Request, deadline: Instant) -> Result<Reply, CallError> {
-        match self {
-            Self::Here(worker) => Ok(worker.handle(request, Vec::new())),
-            Self::Process(process) => process.ask(request, &[]).and_then(|reply| reply_by(&reply, deadline)),
-        }
-    }
 }
 
 impl Drop for Network {

@@ -16,7 +16,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::connection::{CallError, Connection};
-use super::hand_over::{Adopting, Arrival, FirstStart, Gift, HandOverError, HandOverResult, Wanted};
+use super::hand_over_order::{Arrival, FirstStart, Gift, HandOverError, HandOverResult, Wanted};
 use super::joining::Joinable;
 use super::plan::{Plan, Planned, Settings};
 use super::program::Program;
@@ -36,6 +36,18 @@ pub(super) struct Process {
     /// Wakes the thread that watches the worker, to stop it or to replace it by another one.
     stop: OwnedFd,
     thread: Option<Joinable>,
+}
+
+/// Worker that takes devices from the worker of another supervisor.
+#[derive(Debug)]
+pub(super) struct Adopting {
+    /// Takes the socket to the other worker. Dropped before the process, whose thread may wait for it.
+    pub(super) from: SyncSender<OwnedFd>,
+    /// Receives the result of the preparation.
+    pub(super) prepared: Receiver<FirstStart>,
+    pub(super) process: Process,
+    /// Receives the result of the hand-over.
+    pub(super) first: Receiver<FirstStart>,
 }
 
 /// State of the workers, shared between callers and the thread that keeps them running.

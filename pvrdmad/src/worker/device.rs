@@ -13,14 +13,14 @@ use pvrdma_pci_function::Migratable;
 use pvrdma_rxe::{DeviceFlows, DeviceShare, ObservedConflicts, ObservedFailures, Rxe, Uplink, faults::DeviceFaults};
 use pvrdma_verbs::Backend;
 use pvrdma_vfio_user_server::{
-    ConnectionStats, Endpoint, FileRules, IrqTable, Mappable, MigratableDevice, REPLY_DEADLINE, Server, StuckClient,
+    ConnectionStats, Endpoint, IrqTable, Mappable, MigratableDevice, REPLY_DEADLINE, Server, StuckClient,
     keeper::client::Keeper,
 };
 
 use super::hand_over::{Arrivals, GivenFunction};
 use super::network_function::NetworkFunction;
 use super::{Host, recovery};
-use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
+use crate::config::{Device, LinkState};
 use crate::doorbells::{DoorbellSetup, Doorbells, ServedFile};
 use crate::failures::FailureCounts;
 use crate::protocol::Carrier;
@@ -150,7 +150,7 @@ impl ServedDevice {
             name: device.config.name.clone(),
             function: function.clone(),
             memory: Arc::clone(&memory),
-            files: file_rules(device.memory),
+            files: device.memory.into(),
             irqs: Arc::clone(&irqs),
             keeper: keeper.map(Keeper::device),
             stats: Arc::clone(&stats),
@@ -225,12 +225,6 @@ fn mappable(doorbells: &Doorbells, function: &dyn MappedDoorbells) -> Option<Map
     let [offset, end] = [pages.start, pages.end].map(|page| u64::from(page).saturating_mul(PAGE));
     let size = end.saturating_sub(offset);
     doorbells.file().map(|file| Mappable { region: DOORBELL_BAR, offset, size, file })
-}
-
-/// Returns the rules for memory files of a device function: kinds of files and their total size.
-pub(super) fn file_rules(rules: MemoryRules) -> FileRules {
-    let sealed = rules.files == MemoryFiles::Sealed;
-    FileRules { sealed, mapped_bytes: rules.max_mapped, ..FileRules::default() }
 }
 
 /// Surroundings of a device.

@@ -11,7 +11,6 @@ use pvrdma_vfio_user_server::{
 };
 use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
 
-use super::device::file_rules;
 use super::hand_over::Arrivals;
 use super::{Host, recovery};
 use crate::config::Device;
@@ -60,7 +59,7 @@ impl NetworkFunction {
             name,
             function: Arc::clone(link.device()) as _,
             memory,
-            files: file_rules(device.memory),
+            files: device.memory.into(),
             irqs: Arc::clone(&irqs),
             keeper: keeper.map(|keeper| keeper.network_function()),
             stats: Arc::clone(&stats),

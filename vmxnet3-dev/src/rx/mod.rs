@@ -1,56 +1,19 @@
 //! Receive queues: store frames in the guest's buffers.
 
 mod plan;
+mod rings;
 
 use pvrdma_guest_memory::{Direction, DmaError, DmaView};
 use pvrdma_saved_state::vmxnet3 as saved;
 
 use crate::abi::completion::{FrameReport, Place, rx_completion};
-use crate::abi::queue_desc::{DataRing, MAX_RING, MAX_RX_COMPLETIONS, RxQueueConfig, check_vector};
+use crate::abi::queue_desc::{DataRing, MAX_RX_COMPLETIONS, RxQueueConfig, check_vector};
 use crate::error::{CommandError, QueueError};
 use crate::offload::checksum::{Missing, Sum};
-use crate::ring::{CompletionRing, Position, RingShape, check_range, load_rx};
+use crate::ring::{CompletionRing, check_range, load_rx};
 use crate::saved_state::error::{RestoreError, narrow, require};
 use plan::{After, Plan, Planned};
-
-/// A ring of receive buffers.
-#[derive(Clone, Copy, Debug)]
-struct BufferRing {
-    shape: RingShape,
-    next: Position,
-}
-
-impl BufferRing {
-    const fn new(shape: RingShape) -> Self {
-        Self { shape, next: Position::START }
-    }
-
-    const fn save(self) -> saved::Ring {
-        let Self { shape, next } = self;
-        shape.save(next)
-    }
-
-    fn restore(name: &'static str, ring: Option<saved::Ring>) -> Result<Self, RestoreError> {
-        let (shape, next) = RingShape::restore(name, ring, MAX_RING)?;
-        Ok(Self { shape, next })
-    }
-}
-
-/// Ring numbers used in completions. A driver accepts no others.
-#[derive(Clone, Copy, Debug)]
-struct RingIds {
-    first: u16,
-    second: u16,
-    data: u16,
-}
-
-impl RingIds {
-    /// Returns the numbers of queue `number` of `count`.
-    fn new(number: u8, count: u8) -> Self {
-        let (number, count) = (u16::from(number), u16::from(count));
-        Self { first: number, second: number + count, data: number + 2 * count }
-    }
-}
+use rings::{BufferRing, RingIds, Rings};
 
 /// Number of bytes that are copied and summed at a time, so that they are read from memory only once.
 const BLOCK: usize = 4096;
@@ -125,14 +88,9 @@ pub(crate) enum Delivery {
 /// A receive queue.
 #[derive(Debug)]
 pub(crate) struct RxQueue {
-    first: BufferRing,
-    second: Option<BufferRing>,
+    rings: Rings,
     completions: CompletionRing,
-    data: Option<DataRing>,
-    ids: RingIds,
     vector: u8,
-    /// Maximum number of buffers per frame.
-    most: usize,
     plan: Plan,
     /// Buffer for assembling frames.
     pub(crate) room: Vec<u8>,
@@ -156,13 +114,15 @@ impl RxQueue {
         view: &DmaView<'_>,
     ) -> Result<Self, CommandError> {
         let queue = Self {
-            first: BufferRing::new(config.ring),
-            second: config.second.map(BufferRing::new),
+            rings: Rings {
+                first: BufferRing::new(config.ring),
+                second: config.second.map(BufferRing::new),
+                data: config.data,
+                ids: RingIds::new(number, count),
+                most,
+            },
             completions: CompletionRing::new(config.completions),
-            data: config.data,
-            ids: RingIds::new(number, count),
             vector: config.vector,
-            most,
             plan: Plan::default(),
             room: Vec::new(),
             waits_since: None,
@@ -178,13 +138,14 @@ impl RxQueue {
     /// # Errors
     /// Part of a ring cannot be accessed.
     pub(crate) fn check(&self, view: &DmaView<'_>) -> Result<(), DmaError> {
-        self.first.shape.check(view, Direction::Read)?;
-        if let Some(second) = self.second {
+        let Rings { first, second, data, .. } = &self.rings;
+        first.shape.check(view, Direction::Read)?;
+        if let Some(second) = second {
             second.shape.check(view, Direction::Read)?;
         }
         self.completions.check(view)?;
-        match self.data {
-            Some(data) => check_range(view, data.base, data.len(self.first.shape), Direction::Write),
+        match data {
+            Some(data) => check_range(view, data.base, data.len(first.shape), Direction::Write),
             None => Ok(()),
         }
     }
@@ -193,14 +154,10 @@ impl RxQueue {
     /// which the queue has stopped, 0 if it runs.
     pub(crate) fn save(&self, doorbell_wanted: bool, error: u32) -> saved::ReceiveQueue {
         let Self {
-            first,
-            second,
+            // The identifiers follow from the number of the queue.
+            rings: Rings { first, second, data, ids: RingIds { first: _, second: _, data: _ }, most },
             completions,
-            data,
-            // Follow from the number of the queue.
-            ids: RingIds { first: _, second: _, data: _ },
             vector,
-            most,
             // Buffers.
             plan: _,
             room: _,
@@ -257,13 +214,15 @@ impl RxQueue {
         };
         require("number of buffers per frame", max_buffers, (1..=u32::from(limit)).contains(&max_buffers))?;
         Ok(Self {
-            first,
-            second,
+            rings: Rings {
+                first,
+                second,
+                data,
+                ids: RingIds::new(number, count),
+                most: narrow("number of buffers per frame", max_buffers)?,
+            },
             completions: CompletionRing::restore(completions, MAX_RX_COMPLETIONS)?,
-            data,
-            ids: RingIds::new(number, count),
             vector: check_vector(vector, vectors)?,
-            most: narrow("number of buffers per frame", max_buffers)?,
             plan: Plan::default(),
             room: Vec::new(),
             waits_since,
@@ -286,8 +245,8 @@ impl RxQueue {
 
     const fn here(&self) -> After {
         After {
-            first: self.first.next,
-            second: match self.second {
+            first: self.rings.first.next,
+            second: match self.rings.second {
                 Some(ring) => Some(ring.next),
                 None => None,
             },
@@ -304,7 +263,7 @@ impl RxQueue {
         let mut at = self.here();
         let mut fits = true;
         for _ in 0..count {
-            match plan.make(self, view, at, len)? {
+            match plan.make(&self.rings, view, at, len)? {
                 Planned::Fits(after) => at = after,
                 Planned::NoBuffers => {
                     fits = false;
@@ -314,7 +273,7 @@ impl RxQueue {
             }
         }
         self.plan = plan;
-        let BufferRing { shape, next } = self.first;
+        let BufferRing { shape, next } = self.rings.first;
         Ok(fits || load_rx(view, shape, next.ahead(shape, shape.entries() / 4 * 3))?.is_some())
     }
 
@@ -341,7 +300,7 @@ impl RxQueue {
         payload: &Payload<'_>,
         report: &FrameReport,
     ) -> Result<Delivery, QueueError> {
-        let after = match plan.make(self, view, self.here(), payload.len())? {
+        let after = match plan.make(&self.rings, view, self.here(), payload.len())? {
             Planned::Fits(after) => after,
             Planned::NoBuffers => return Ok(Delivery::NoBuffers),
             Planned::TooLong => return Ok(Delivery::TooLong),
@@ -367,8 +326,8 @@ impl RxQueue {
             };
             self.completions.push(view, rx_completion(place, report))?;
         }
-        self.first.next = after.first;
-        if let (Some(second), Some(next)) = (&mut self.second, after.second) {
+        self.rings.first.next = after.first;
+        if let (Some(second), Some(next)) = (&mut self.rings.second, after.second) {
             second.next = next;
         }
         self.completed = self.completed.saturating_add(1);

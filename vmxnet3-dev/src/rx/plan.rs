@@ -6,7 +6,7 @@
 
 use pvrdma_guest_memory::DmaView;
 
-use super::{BufferRing, RxQueue};
+use super::rings::{BufferRing, Rings};
 use crate::abi::rx_desc::{MIN_HEAD, RxDesc};
 use crate::error::QueueError;
 use crate::ring::{Position, load_rx};
@@ -68,28 +68,28 @@ impl Plan {
     /// Finds buffers for a frame of `len` bytes, starting at the given positions.
     pub(super) fn make(
         &mut self,
-        queue: &RxQueue,
+        rings: &Rings,
         view: &DmaView<'_>,
         from: After,
         len: usize,
     ) -> Result<Planned, QueueError> {
         self.buffers.clear();
         let second = from.second;
-        let Some((at, head)) = find(view, queue.first, from.first, false)? else { return Ok(Planned::NoBuffers) };
+        let Some((at, head)) = find(view, rings.first, from.first, false)? else { return Ok(Planned::NoBuffers) };
         if head.len < MIN_HEAD {
             return Err(QueueError::SmallBuffer(head.len));
         }
-        let first = at.next(queue.first.shape);
+        let first = at.next(rings.first.shape);
         let index = at.index();
-        if let (Some(data), Ok(small)) = (queue.data, u16::try_from(len))
+        if let (Some(data), Ok(small)) = (rings.data, u16::try_from(len))
             && small <= data.slot
         {
-            let (address, ring_id) = (data.slot_address(index), queue.ids.data);
+            let (address, ring_id) = (data.slot_address(index), rings.ids.data);
             self.buffers.push(Buffer { address, len: small, index, ring_id });
             return Ok(Planned::Fits(After { first, second }));
         }
-        let rest = self.push(&head, index, queue.ids.first, len);
-        self.follow(queue, view, After { first, second }, rest)
+        let rest = self.push(&head, index, rings.ids.first, len);
+        self.follow(rings, view, After { first, second }, rest)
     }
 
     /// Uses a buffer for as many of `len` bytes as fit, and returns the number left.
@@ -102,24 +102,24 @@ impl Plan {
     /// Finds buffers for the continuation of a frame.
     fn follow(
         &mut self,
-        queue: &RxQueue,
+        rings: &Rings,
         view: &DmaView<'_>,
         mut after: After,
         mut rest: usize,
     ) -> Result<Planned, QueueError> {
         while rest > 0 {
-            if self.buffers.len() >= queue.most {
+            if self.buffers.len() >= rings.most {
                 return Ok(Planned::TooLong);
             }
-            let next = load_rx(view, queue.first.shape, after.first)?;
+            let next = load_rx(view, rings.first.shape, after.first)?;
             let (desc, index, ring_id) = if let Some(body) = next.filter(|desc| desc.body) {
                 let index = after.first.index();
-                after.first = after.first.next(queue.first.shape);
-                (body, index, queue.ids.first)
-            } else if let (Some(ring), Some(from)) = (queue.second, after.second) {
+                after.first = after.first.next(rings.first.shape);
+                (body, index, rings.ids.first)
+            } else if let (Some(ring), Some(from)) = (rings.second, after.second) {
                 let Some((at, body)) = find(view, ring, from, true)? else { return Ok(Planned::NoBuffers) };
                 after.second = Some(at.next(ring.shape));
-                (body, at.index(), queue.ids.second)
+                (body, at.index(), rings.ids.second)
             } else if next.is_some() {
                 // A HEAD buffer starts the next frame, so no further buffer for this continuation can follow.
                 return Ok(Planned::TooLong);

@@ -8,9 +8,10 @@ use pvrdma_link::Connector;
 use pvrdma_packet::MacAddr;
 use rustix::io::Errno;
 
+use super::error::AfPacketError;
 use super::filter::{MAX_ADDRESSES, VlanFilter, program};
 use super::segmentation::{self, Segmentation, SegmentationSample};
-use super::{AfPacketError, socket};
+use super::socket;
 
 /// A packet socket on an interface of this host, with its receive addresses. Links use duplicates of its descriptor
 /// ([`Self::descriptor`]), possibly in other processes; the settings made here apply to the duplicates as well.

@@ -5,6 +5,7 @@
 //! If another sender of the host left checksums or segmentation to the hardware, they are completed here, because a
 //! guest has not negotiated such offloads with that sender.
 
+mod error;
 mod filter;
 mod host;
 mod input;
@@ -25,53 +26,19 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use pvrdma_packet::MacAddr;
 use rustix::io::Errno;
-use thiserror::Error;
 
 use input::Input;
 use output::Output;
 use pvrdma_link::{Connector, Frames, Link, LinkInspect, Offload, Readiness, Reconnect};
 use socket::Presence;
 
+pub use error::AfPacketError;
 pub use filter::{MAX_ADDRESSES, VlanFilter};
 pub use host::AfPacketSocket;
 pub use segmentation::{Segmentation, SegmentationSample};
 
 /// Interval of checks of an interface that is down.
 const LOOK: Duration = Duration::from_millis(500);
-
-/// Error of opening the interface.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum AfPacketError {
-    /// The process lacks the privilege.
-    #[error("{0}: raw frames need CAP_NET_RAW (and CAP_NET_ADMIN for large buffers)")]
-    Privilege(String),
-    /// The interface does not exist.
-    #[error("{0}: no such interface")]
-    NoInterface(String),
-    /// The frames of the interface do not begin with an Ethernet header.
-    #[error("{0}: not an Ethernet interface")]
-    NotEthernet(String),
-    /// The system refused.
-    #[error("{interface}: cannot open a packet socket: {errno}")]
-    System {
-        /// Name of the interface.
-        interface: String,
-        /// Error of the system.
-        errno: Errno,
-    },
-}
-
-impl AfPacketError {
-    fn new(interface: &str, errno: Errno) -> Self {
-        let interface = interface.to_owned();
-        match errno {
-            Errno::PERM | Errno::ACCESS => Self::Privilege(interface),
-            Errno::NODEV | Errno::NXIO => Self::NoInterface(interface),
-            Errno::PROTONOSUPPORT => Self::NotEthernet(interface),
-            errno => Self::System { interface, errno },
-        }
-    }
-}
 
 /// State of the link's socket.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
-use super::TapError;
+use super::error::TapError;
 use crate::InterfaceName;
 
 /// `TUNSETIFF` of linux/if_tun.h.

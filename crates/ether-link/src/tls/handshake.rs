@@ -17,10 +17,10 @@ use rustls::pki_types::ServerName;
 use rustls::server::ParsedCertificate;
 use rustls::{ClientConnection, Connection, ServerConnection};
 
-use super::Shared;
 use super::admission::{Admission, Source};
 use super::keys::{Identity, PROTOCOL};
 use super::session::{End, Session, Stream};
+use super::shared::Shared;
 
 /// Time between two batches of accepted connections, and connections per batch. Accepting and closing a connection is
 /// cheap. If strangers filled the queue faster than it is emptied, they would keep the peer out before any rule

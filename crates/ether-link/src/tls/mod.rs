@@ -19,29 +19,27 @@ mod handshake;
 mod keys;
 mod open;
 mod session;
+mod shared;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use pvrdma_base::{
-    Counter, LogLimit,
+    Counter,
     threads::{self, ThreadKind},
 };
-use pvrdma_link::{Bell, Connector, Frames, Link, LinkInspect, Readiness};
+use pvrdma_link::{Connector, Frames, Link, LinkInspect, Readiness};
 use thiserror::Error;
 
-use self::counters::TlsCounters;
 use self::handshake::{Handshaker, Origin};
-use self::session::{End, Session};
+use self::shared::Shared;
 
 pub(crate) use self::config::TlsAddress;
 pub use self::config::{TlsConfig, TlsFiles, TlsRole};
@@ -66,79 +64,6 @@ pub enum TlsError {
         /// Error of the system.
         source: io::Error,
     },
-}
-
-/// State that the link and its thread share.
-#[derive(Debug)]
-struct Shared {
-    /// Link as its user specified it, for the log.
-    name: String,
-    session: Mutex<Option<Arc<Session>>>,
-    /// Readable when a connection was established after there was none.
-    arrived: Bell,
-    /// Makes the thread check its state.
-    wake: Bell,
-    stopping: AtomicBool,
-    lost: AtomicU64,
-    counters: TlsCounters,
-    log: LogLimit,
-}
-
-impl Shared {
-    fn new(name: String) -> io::Result<Self> {
-        Ok(Self {
-            name,
-            session: Mutex::default(),
-            arrived: Bell::new()?,
-            wake: Bell::new()?,
-            stopping: AtomicBool::new(false),
-            lost: AtomicU64::new(0),
-            counters: TlsCounters::default(),
-            log: LogLimit::new(),
-        })
-    }
-
-    fn note(&self, level: log::Level, message: fmt::Arguments<'_>) {
-        self.log.log(module_path!(), level, &self.name, message);
-    }
-
-    fn session(&self) -> Option<Arc<Session>> {
-        self.session.lock().clone()
-    }
-
-    fn lose(&self, frames: u64) {
-        self.lost.fetch_add(frames, Ordering::Relaxed);
-    }
-
-    /// Makes a connection the present one.
-    fn install(&self, new: Session) {
-        let peer = new.peer;
-        self.counters.tls_connected.increment();
-        let mut session = self.session.lock();
-        match session.replace(Arc::new(new)) {
-            Some(old) => {
-                self.lose(old.end());
-                self.note(log::Level::Info, format_args!("connected with {peer} in place of {}", old.peer));
-            }
-            None => self.note(log::Level::Info, format_args!("connected with {peer}")),
-        }
-        drop(session);
-        self.arrived.ring();
-    }
-
-    /// Ends a connection, unless it has been replaced.
-    fn hang_up(&self, old: &Arc<Session>, end: &End) {
-        let mut session = self.session.lock();
-        if !session.as_ref().is_some_and(|now| Arc::ptr_eq(now, old)) {
-            return;
-        }
-        *session = None;
-        self.counters.tls_malformed.add(u64::from(end.is_malformed()));
-        self.note(log::Level::Info, format_args!("disconnected from {}: {end}", old.peer));
-        self.lose(old.end());
-        drop(session);
-        self.wake.ring();
-    }
 }
 
 /// An end of a TLS link.

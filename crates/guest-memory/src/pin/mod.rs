@@ -3,6 +3,7 @@
 //! Limits are checked before memory is populated: a lock that takes effect when a page is faulted in counts with all
 //! its bytes against `RLIMIT_MEMLOCK` and the device's own share, and costs nothing else.
 
+pub(super) mod guard;
 pub(super) mod lock;
 mod runs;
 #[cfg(test)]
@@ -18,7 +19,7 @@ use vm_memory::mmap::MmapRegion;
 use self::lock::{HOST_PAGE, lock, memlock_limit, populate, unlock};
 use self::runs::Runs;
 use super::part::Part;
-use super::{Charge, DmaRange, DmaSpace, Kept, MemoryBudget, MemoryLimits};
+use super::{DmaRange, MemoryLimits};
 
 /// Policy for keeping guest memory resident.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -65,50 +66,6 @@ pub struct PinError {
     pub limit: String,
     /// Reason.
     pub reason: PinRefusal,
-}
-
-/// Memory that the bookkeeping of a part takes, in bytes: its entry, and two ends of segments in the tree of its
-/// mapping, whose nodes may be half empty.
-const PART_BYTES: u64 = size_of::<Part>() as u64 + 2 * 64;
-/// Memory in bytes that the bookkeeping of a pinned registration takes, without its parts.
-const GUARD_BYTES: u64 = size_of::<Pinned>() as u64 + 48;
-
-/// Keeps the pages of one registration resident.
-#[derive(Debug)]
-pub struct PinGuard(Option<Box<Pinned>>);
-
-#[derive(Debug)]
-struct Pinned {
-    space: Arc<DmaSpace>,
-    parts: Box<[Part]>,
-    /// Charge for the bookkeeping.
-    _charge: Charge,
-}
-
-impl PinGuard {
-    /// Returns a guard that holds nothing.
-    pub const fn none() -> Self {
-        Self(None)
-    }
-
-    /// Pins parts of the space.
-    pub(super) fn new(space: Arc<DmaSpace>, parts: Vec<Part>, budget: &Arc<MemoryBudget>) -> Result<Self, PinError> {
-        let bytes = GUARD_BYTES.saturating_add(PART_BYTES.saturating_mul(parts.len() as u64));
-        let charge = budget.charge(Kept::Pins, bytes);
-        let charge = space.with_pins(|pins| {
-            let charge = charge.map_err(|over| pins.error(bytes_of(&parts), PinRefusal::Device(over.to_string())))?;
-            pins.pin_parts(&parts).map(|()| charge)
-        })?;
-        Ok(Self(Some(Box::new(Pinned { space, parts: parts.into_boxed_slice(), _charge: charge }))))
-    }
-}
-
-impl Drop for PinGuard {
-    fn drop(&mut self) {
-        if let Some(pinned) = self.0.take() {
-            pinned.space.with_pins(|pins| pins.unpin_parts(&pinned.parts));
-        }
-    }
 }
 
 /// With [`PinPolicy::Registered`]: locked memory of one mapping.

@@ -8,7 +8,7 @@ use rustix::fs::MemfdFlags;
 use vm_memory::FileOffset;
 
 use super::*;
-use crate::Backing;
+use crate::{Backing, DmaSpace, Kept, MemoryBudget};
 
 fn space_with(policy: PinPolicy, pages: u64) -> Arc<DmaSpace> {
     limited(policy, pages, MemoryLimits::default()).0

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pvrdma_handover::Turn;
 
-use super::PROBE;
+/// PSNs of a connection that count even if they are not acknowledged in time: its probe.
+pub(super) const PROBE: u64 = 1;
 
 /// A connection.
 #[derive(Debug)]

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use member::Member;
+use member::{Member, PROBE};
 use parking_lot::{Mutex, MutexGuard};
 use pvrdma_handover::{Level, Turn};
 use pvrdma_verbs_types::Gid;
@@ -31,8 +31,6 @@ const MOST: i64 = 1024;
 const QUANTUM: u64 = 64;
 /// Maximum number of domains that use their reserved turn at the same time.
 const RESERVED: usize = 16;
-/// PSNs of a connection that count even if they are not acknowledged in time: its probe.
-const PROBE: u64 = 1;
 /// Multiple of the RTO after which a PSN no longer counts.
 const STALE_RTOS: u32 = 2;
 /// Lower bound of the time after which unacked PSNs no longer count. Also its value until a round trip has been

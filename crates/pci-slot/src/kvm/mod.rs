@@ -16,7 +16,7 @@ use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::deferred::DoorbellCatcher;
+use crate::bells::DoorbellCatcher;
 use crate::interrupts::{InterruptLine, Message};
 
 pub use pages::KvmPages;

@@ -8,7 +8,7 @@ use pvrdma_verbs_types::{SendOp, WcStatus};
 use super::Requester;
 use super::loss_recovery::{Attempt, Probe, Setback};
 use super::request::Stage;
-use super::selective::Sack;
+use super::sack::Sack;
 use super::send_state::Seq;
 use super::timers::Timer;
 use crate::rnr_backoff::RnrBackoff;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pvrdma_verbs_types::Psn;
 use serde::Serialize;
 
-use super::selective::Sack;
+use super::sack::Sack;
 use super::send_state::wire_psn;
 use super::timers::Timer;
 use super::{Requester, RequesterStats};

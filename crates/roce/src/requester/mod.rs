@@ -27,6 +27,7 @@ mod response_tracker;
 mod resume;
 mod retransmit;
 mod rtt;
+mod sack;
 mod save;
 mod scoreboard;
 mod selective;
@@ -48,8 +49,8 @@ use path_choice::Multipath;
 use read_grid::ReadGrid;
 use request::{Request, Stage};
 use response_tracker::ResponseTracker;
+use sack::Sack;
 use scoreboard::Scoreboard;
-use selective::Sack;
 use send_state::{SendState, Seq};
 use timers::TimerTable;
 

@@ -8,7 +8,7 @@ use pvrdma_verbs_types::{QpAttrs, SendOp};
 
 use super::read_grid::ReadGrid;
 use super::request::{Request, Stage};
-use super::selective::Sack;
+use super::sack::Sack;
 use super::send_state::{Seq, wire_psn};
 use super::timers::Timer;
 use super::{Requester, RequesterStats, Tuning};

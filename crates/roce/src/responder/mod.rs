@@ -4,6 +4,7 @@ mod execute;
 mod reorder;
 mod responses;
 mod save;
+mod transmit;
 
 use std::collections::VecDeque;
 

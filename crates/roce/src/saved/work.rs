@@ -8,7 +8,7 @@ use pvrdma_verbs_types::{
     UdDestination,
 };
 
-use super::{RestoreError, ensure, invalid, narrow};
+use super::fields::{RestoreError, ensure, invalid, narrow};
 
 /// Saves a send request.
 pub fn save_send(wr: &SendWr) -> saved::SendWr {

@@ -4,12 +4,14 @@ use std::rc::Rc;
 
 use anyhow::{Result, ensure};
 
-use super::RSOCKETS;
 use super::mpi::ucx;
 use super::pair::ApplicationsPair;
 use crate::cases::case::Case;
 use crate::cases::exchange::Ready;
 use crate::cases::shared::Shared;
+
+/// Preloads the library that implements the socket calls over RDMA.
+pub(in crate::cases) const RSOCKETS: &str = "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 
 /// Tests of `ucx_perftest` above the transports.
 const UCX_TESTS: [&str; 15] = [

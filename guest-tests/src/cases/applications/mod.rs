@@ -1,16 +1,13 @@
 //! RDMA applications between two guests, which verify the data: libraries and MPI, and RDMA users in the kernel.
 
 mod kernel;
-mod libraries;
+pub(super) mod libraries;
 mod mpi;
 mod pair;
 
 use super::case::Case;
 use super::shared::Shared;
 use pair::ApplicationsPair;
-
-/// Preloads the library that implements the socket calls over RDMA.
-pub(super) const RSOCKETS: &str = "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 
 /// Reason why they do not run by default.
 const WHEN: &str = "needs a disk with more programs; runs when asked for: --only applications/";

@@ -16,7 +16,6 @@ use pvrdma_verbs_types::Gid;
 use pvrdmad::testing::{Behind, Dice, HostileClient, HostilePeer, HostileProcess, RemoteFunction, Target, Targets};
 use rustix::fs::MemfdFlags;
 
-use super::PATIENCE;
 use super::victims::Victim;
 use super::wire::{self, Wire};
 use crate::daemon::DaemonDevice;
@@ -31,6 +30,8 @@ const MEMORY: u64 = 8 << 20;
 /// Maximum number of steps in one life.
 const STEPS: usize = 1000;
 
+/// Time limit of each step. Guests are emulated, and everything happens at once.
+pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 /// Names of the devices of the VMM and of the driver.
 const DEVICES: [&str; 2] = ["vmm", "driver"];
 

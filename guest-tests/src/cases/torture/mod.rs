@@ -19,7 +19,7 @@ use super::{doorbells, integrity, kernel_log};
 use crate::image::GuestImage;
 use crate::pair::{LinkKind, Pair, PairOptions};
 use crate::vm::{Job, Vm};
-use attackers::{Attackers, Deeds};
+use attackers::{Attackers, Deeds, PATIENCE};
 use victims::Victim;
 use wire::Wire;
 
@@ -29,8 +29,6 @@ const LONG: u64 = 600;
 const MEBIBYTES: u32 = 192;
 /// Rounds after which the daemon's caches are full: each guest has had the hostile process.
 const WARM: u64 = 4;
-/// Time limit of each step. Guests are emulated, and everything happens at once.
-const PATIENCE: Duration = Duration::from_secs(300);
 /// File that tells the hostile process to end.
 const CALM: &str = "/run/hostile/calm";
 

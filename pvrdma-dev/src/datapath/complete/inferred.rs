@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::Unheard;
 use super::infer::{Infer, Use, Verdict};
+use super::unheard::Unheard;
 use crate::due::DueLooks;
 
 /// State of one queue.

@@ -2,6 +2,7 @@
 
 pub(crate) mod infer;
 mod inferred;
+mod unheard;
 
 use std::sync::Arc;
 
@@ -19,6 +20,8 @@ use crate::events::EventHub;
 use crate::ring::{ProducerRing, RingShape, RingShapeError, RingWords, StateWords};
 
 use inferred::Inferred;
+
+pub(crate) use unheard::Unheard;
 
 /// Completions for which the guest requested a notification (spec §9.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,22 +44,6 @@ pub(crate) struct SavedCqRing {
     pub(crate) armed: Armed,
     /// Set if the guest may have armed the queue unnoticed.
     pub(crate) unheard: Option<Unheard>,
-}
-
-/// State of a queue that the guest may have armed unnoticed, until the device resumes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Unheard {
-    /// The guest was notified of all completions in the queue.
-    pub(crate) announced: bool,
-    /// Delay of inferred notifications in nanoseconds.
-    pub(crate) delay: u64,
-}
-
-impl Unheard {
-    /// Nothing is known about the guest.
-    const NEW: Self = Self { announced: false, delay: infer::SHORTEST };
-    /// Maximum delay.
-    pub(crate) const LONGEST: u64 = infer::LONGEST_HOPELESS;
 }
 
 impl Armed {

@@ -20,9 +20,9 @@ use rustix::io::Errno;
 
 use super::connection::CallError;
 use super::joining::Joinable;
-use super::network::Runs;
 use super::plan::Plan;
 use super::plan::uplink_watch::{UplinkState, UplinkWatch, Watched, mtu_words};
+use super::runs::Runs;
 use super::timing::Budget;
 use crate::config::LinkState;
 use crate::events::Event;

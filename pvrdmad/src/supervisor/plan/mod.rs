@@ -1,6 +1,6 @@
 //! Plan of a network: the configuration and sockets that outlive its workers.
 
-mod transfer;
+pub(super) mod transfer;
 pub(super) mod uplink_watch;
 
 use std::collections::BTreeMap;
@@ -19,7 +19,6 @@ use pvrdma_link::Connector;
 use pvrdma_packet::MacAddr;
 use pvrdma_rxe::{RxeConfig, ShareConfig, VlanMode, faults::FaultRule};
 
-pub(super) use self::transfer::DescribedPlan;
 use self::uplink_watch::{UplinkState, UplinkWatch, Watched, mtu_words};
 use super::doorbells::lend;
 use super::keepers::Keepers;

@@ -16,8 +16,9 @@ use crate::events::Event;
 use crate::protocol::Upgraded;
 use crate::protocol::exchange::{ALL_READY, get_descriptors, put, put_descriptors};
 use crate::supervisor::Supervisor;
-use crate::supervisor::hand_over::{Gift, HandOverResult};
-use crate::supervisor::network::{Network, Runs};
+use crate::supervisor::hand_over_order::{Gift, HandOverResult};
+use crate::supervisor::network::Network;
+use crate::supervisor::runs::Runs;
 
 /// Time for a worker to report the result of a hand-over that was permitted or called off.
 const RESULT: Duration = Duration::from_secs(5);

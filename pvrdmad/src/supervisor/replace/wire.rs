@@ -23,7 +23,7 @@ use crate::logging::LogFilter;
 use crate::metrics::DescribedPlace;
 use crate::protocol::Upgraded;
 use crate::protocol::exchange;
-use crate::supervisor::plan::DescribedPlan;
+use crate::supervisor::plan::transfer::DescribedPlan;
 
 /// Version of the order of these messages. A reader refuses a message that lacks a field, and ignores unknown fields.
 pub(crate) const REPLACE_VERSION: u32 = 1;

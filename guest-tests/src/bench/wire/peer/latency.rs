@@ -62,9 +62,3 @@ impl Peer {
         }
     }
 }
-
-/// Returns the 99th percentile.
-pub(super) fn p99(mut times: Vec<f64>) -> Option<f64> {
-    times.sort_by(f64::total_cmp);
-    times.get(times.len() * 99 / 100).copied()
-}

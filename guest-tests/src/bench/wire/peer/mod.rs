@@ -216,7 +216,7 @@ pub(crate) fn run(options: &PeerOptions) -> Result<()> {
             let (start, cpu) = (Instant::now(), processor_time());
             if options.latency {
                 let times = peer.time_small(options, &remote)?;
-                return peer.report(times.len() as u64, latency::p99(times), (start, cpu));
+                return peer.report(times.len() as u64, p99(times), (start, cpu));
             }
             let messages = peer.produce(options, &remote)?;
             return peer.report(messages, None, (start, cpu));
@@ -421,4 +421,10 @@ impl Peer {
 pub(crate) fn processor_time() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Returns the 99th percentile.
+fn p99(mut times: Vec<f64>) -> Option<f64> {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() * 99 / 100).copied()
 }

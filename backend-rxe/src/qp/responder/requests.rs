@@ -1,5 +1,4 @@
-// Long: one file has the checks of a responder, which local delivery and the wire share.
-//! The responder half: takes receives, executes requests of the peer, and ends the QP after a refusal.
+//! Requests of the peer: takes receives, executes requests, and ends the QP after a refusal.
 //!
 //! This module does not depend on the path of a request: local delivery copies between two regions, and the transport
 //! of the wire scatters packets. Both perform the same checks, in the order of IBA 9.7.4.1, through the same methods. A
@@ -7,24 +6,22 @@
 //! an event, and the QP is in its error state.
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{CqOverrun, QpEvent, QueueError, RecvSource};
+use pvrdma_verbs::{CqOverrun, QpEvent, QueueError};
 use pvrdma_verbs_types::{
-    Access, AccessError, AtomicChange, Completion, NakReason, NetworkType, QpAttrs, QpState, Qpn, Received, RecvWr,
-    RemoteAddress, Sge, WcFlags, WcOpcode, WcStatus,
+    Access, AccessError, AtomicChange, Completion, NakReason, NetworkType, QpState, Qpn, Received, RemoteAddress, Sge,
+    WcFlags, WcOpcode, WcStatus,
 };
-use serde::Serialize;
 use std::sync::Arc;
 
-use super::Qp;
-use super::contact::Connection;
-use super::epoch::Epoch;
-use super::error_cause::ErrorCause;
-use super::flight::FlightEvent;
-use super::state::StateCell;
+use super::state::Responder;
 use crate::budget::Budget;
 use crate::counters::{Counters, Tally};
 use crate::faults::Site;
 use crate::gid::BoundGid;
+use crate::qp::Qp;
+use crate::qp::error_cause::ErrorCause;
+use crate::qp::flight::FlightEvent;
+use crate::qp::state::StateCell;
 use crate::sg::{FaultyList, Memory, SgList};
 use crate::ud_header::HEADER_LEN;
 
@@ -49,94 +46,7 @@ pub(crate) struct ReceivedDatagram {
     pub(crate) payload_len: u64,
 }
 
-/// State of a responder at one moment, without its part for the wire.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub(crate) struct ResponderInspect {
-    /// The receive ring can no longer be read.
-    broken: bool,
-    /// A receive was taken and has not ended.
-    receive_in_use: bool,
-    /// The first request has arrived.
-    established: bool,
-    /// The guest was notified that no receive of an SRQ is left.
-    last_wqe_raised: bool,
-}
-
-/// The responder half of a QP.
-pub(crate) struct Responder {
-    /// `None` with an SRQ.
-    pub(super) source: Option<Box<dyn RecvSource>>,
-    pub(super) broken: bool,
-    /// The receive in use, if `in_use` is set.
-    pub(super) recv: RecvWr,
-    pub(super) in_use: bool,
-    /// Receives that have ended and whose completions are not published yet. Empty while the responder is not locked.
-    pub(super) pending: Vec<Completion>,
-    /// Number of receives of the batch that were published.
-    pub(super) receives_published: usize,
-    /// A receive of the batch could not be published.
-    pub(super) lost: bool,
-    /// Changes when a partial message is discarded.
-    pub(crate) epoch: Epoch,
-    pub(crate) attrs: QpAttrs,
-    /// The first request in RTR has arrived.
-    pub(super) established: bool,
-    /// Identity of the connection whose requests it accepts.
-    pub(crate) connection: Connection,
-    /// The last-WQE event was raised.
-    pub(super) last_wqe_raised: bool,
-    /// The GID of this QP's address vector, with the directory's generation at the lookup.
-    pub(super) own_gid: Option<(u64, Option<BoundGid>)>,
-}
-
 impl Responder {
-    pub(crate) fn new(source: Option<Box<dyn RecvSource>>) -> Self {
-        Self {
-            source,
-            broken: false,
-            recv: RecvWr::default(),
-            in_use: false,
-            pending: Vec::new(),
-            receives_published: 0,
-            lost: false,
-            epoch: Epoch::begin(),
-            attrs: QpAttrs::default(),
-            established: false,
-            connection: Connection::default(),
-            last_wqe_raised: false,
-            own_gid: None,
-        }
-    }
-
-    /// Returns the state of the responder for inspection.
-    pub(crate) const fn inspect(&self) -> ResponderInspect {
-        let Self { broken, in_use, established, last_wqe_raised, .. } = *self;
-        ResponderInspect { broken, receive_in_use: in_use, established, last_wqe_raised }
-    }
-
-    /// Resets the responder and its ring, as the guest does with a QP in RESET.
-    pub(super) fn reset(&mut self) {
-        *self = Self::new(self.source.take());
-        if let Some(source) = &mut self.source {
-            source.reset();
-        }
-    }
-
-    /// Releases the ring for good.
-    pub(super) fn end(&mut self) {
-        *self = Self::new(None);
-    }
-
-    pub(super) const fn set_attrs(&mut self, attrs: QpAttrs) {
-        self.attrs = attrs;
-        self.own_gid = None;
-    }
-
-    /// Discards the message that has arrived in part.
-    pub(super) fn forget_message(&mut self) {
-        self.epoch = Epoch::begin();
-    }
-
     /// Returns `true` if `sender`, which sends from `from`, is the peer that this QP is connected to. `generation` is
     /// the directory's.
     pub(crate) fn is_connected_to(&mut self, qp: &Qp, sender: &Qp, from: BoundGid, generation: u64) -> bool {
@@ -186,7 +96,7 @@ impl Responder {
     }
 
     #[inline]
-    pub(super) fn take_next_receive(
+    pub(in crate::qp) fn take_next_receive(
         &mut self,
         qp: &Qp,
         view: &DmaView<'_>,
@@ -225,7 +135,7 @@ impl Responder {
         Ok(popped)
     }
 
-    pub(super) fn broken_queue(&mut self, qp: &Qp, view: &DmaView<'_>, error: Option<QueueError>) -> NakReason {
+    pub(in crate::qp) fn broken_queue(&mut self, qp: &Qp, view: &DmaView<'_>, error: Option<QueueError>) -> NakReason {
         self.broken = true;
         if let Some(error) = error {
             qp.adapter.log.warn(module_path!(), format_args!("receive queue of QP {}: {error}", qp.qpn));
@@ -419,7 +329,13 @@ impl Responder {
     }
 
     /// Ends the receive in use with an error, and the QP with it.
-    pub(super) fn fail_receive(&mut self, qp: &Qp, view: &DmaView<'_>, status: WcStatus, nak: NakReason) -> NakReason {
+    pub(in crate::qp) fn fail_receive(
+        &mut self,
+        qp: &Qp,
+        view: &DmaView<'_>,
+        status: WcStatus,
+        nak: NakReason,
+    ) -> NakReason {
         Counters::bump(&qp.adapter.counters.refused_requests);
         self.end_receive(qp, view, status);
         qp.record(FlightEvent::Refused(nak));
@@ -428,7 +344,7 @@ impl Responder {
     }
 
     /// Ends the receive in use with an error.
-    pub(super) fn end_receive(&mut self, qp: &Qp, view: &DmaView<'_>, status: WcStatus) {
+    pub(in crate::qp) fn end_receive(&mut self, qp: &Qp, view: &DmaView<'_>, status: WcStatus) {
         self.publish(qp, view);
         if std::mem::take(&mut self.in_use) {
             let completion = Completion::new(qp.cookie, self.recv.wr_id, WcOpcode::Recv, status);
