@@ -10,12 +10,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use pvrdma_link::Frames;
 use pvrdma_verbs::VerbsError;
 use pvrdma_verbs_types::QpState;
 
-use crate::adapter::Adapter;
-use crate::addresses::probe;
 use crate::drive::{Endpoint, Parts};
 use crate::hca::RxeHca;
 use crate::path::Route;
@@ -53,19 +50,6 @@ fn part(parts: &mut Parts<'_>, ends: impl Fn(Connection) -> bool) {
         *parts.route = Route::Unresolved(LocalRoute::default());
         parts.requester.start_over();
     }
-}
-
-/// Returns frames that announce the addresses of a device.
-pub(crate) fn announcements(adapter: &Adapter) -> Frames {
-    let (mut frames, mut announced) = (Frames::default(), HashSet::new());
-    for bound in (0..=u8::MAX).filter_map(|index| adapter.gids.get(index)) {
-        // An address may be bound once for each encapsulation.
-        let address = (bound.gid, bound.vlan);
-        if announced.insert(address) {
-            frames.push(&probe::announcement(adapter.origin(bound).mac, address));
-        }
-    }
-    frames
 }
 
 impl RxeHca {
@@ -148,12 +132,6 @@ impl RxeHca {
             Some(format!("QP {qpn} is connected to device {peer} of this network, which has no uplink"))
         };
         self.node.qps().iter().filter_map(describe).collect()
-    }
-
-    /// Announces the addresses of the device at its uplink.
-    pub(crate) fn announce_addresses(&self) {
-        let Some(port) = &self.fabric.port else { return };
-        port.send_urgent(&announcements(self.adapter()));
     }
 
     /// Returns the queue pair of this process to which a queue pair is connected, with its device.

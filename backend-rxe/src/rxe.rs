@@ -19,7 +19,6 @@ use crate::failures::{ObservedFailures, QpFailure};
 use crate::faults::DeviceFaults;
 use crate::flows::DeviceFlows;
 use crate::hca::RxeHca;
-use crate::moved::announcements;
 use crate::port::rules::VlanMode;
 use crate::port::uplink::Uplink;
 use crate::port::{Port, PortConfig};
@@ -237,13 +236,10 @@ impl Rxe {
         Ok(Uplink::start(port, Arc::clone(&self.0.ports), self.0.threaded)?)
     }
 
-    /// Announces the addresses of all devices at the uplink, because it leads to another port of the switch.
+    /// Announces all devices at the uplink, because it leads to another port of the switch: now, and twice again within
+    /// 1.2 s.
     pub fn announce(&self) {
-        for node in self.0.directory.nodes() {
-            if let Some(port) = self.0.ports.get(node.adapter.point.mac) {
-                port.send_urgent(&announcements(&node.adapter));
-            }
-        }
+        self.0.ports.all().iter().for_each(|port| port.announce());
     }
 
     /// Starts a capture of the device with this MAC address, until the result is dropped. The device need not be

@@ -54,7 +54,7 @@ impl SaveHca for RxeHca {
     }
 
     fn announce(&self) {
-        self.announce_addresses();
+        self.fabric.port.iter().for_each(|port| port.announce());
     }
 
     fn twins(&self) -> u64 {

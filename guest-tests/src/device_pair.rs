@@ -201,6 +201,11 @@ pub(crate) fn connected<B: Backend + 'static>(backend: &B, bytes: usize, placeme
 type Connect = fn(&std::path::Path, &File) -> Result<(Arc<RemoteFunction>, Arc<Irqs>)>;
 
 impl Side {
+    /// Creates the device of this host behind a socket, without a peer.
+    pub(crate) fn in_network(socket: &std::path::Path, host: u8, bytes: usize) -> Result<Self> {
+        Self::at(socket, host, &SideOptions::new(bytes, Placement::Scattered), RemoteFunction::connect)
+    }
+
     /// Creates a device behind a socket, without a peer.
     pub(crate) fn alone_at(socket: &std::path::Path, options: &SideOptions) -> Result<Self> {
         Self::at(socket, 1, options, RemoteFunction::connect)
@@ -217,17 +222,21 @@ pub(crate) fn connected_mapped_at(sockets: &[PathBuf; 2], bytes: usize) -> Resul
     connected_by(RemoteFunction::connect_mapped, sockets, bytes)
 }
 
-/// Same as [`connected_at`], for devices with a network between them. Ethernet addresses matter there, and the network
-/// may lose the first packets while it resolves them.
+/// Same as [`connected_at`], for devices with a network between them, which may lose the first packets while it
+/// resolves their addresses.
 pub(crate) fn connected_across(sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side; 2]> {
-    let options = SideOptions::new(bytes, Placement::Scattered);
-    let side = |host: u8| Side::at(&sockets[usize::from(host - 1)], host, &options, RemoteFunction::connect);
+    let side = |host: u8| Side::in_network(&sockets[usize::from(host - 1)], host, bytes);
     let (mut a, mut b) = (side(1).context("the first side")?, side(2).context("the second side")?);
     // A timeout of two seconds, seven times.
-    let way = |host: u8, qpn: u32| Path { dmac: mac(host).0, timeout: 19, ..Path::to(gid(host), qpn) };
-    a.qp.connect(&way(2, b.qp.qpn)).context("connecting the first side")?;
-    b.qp.connect(&way(1, a.qp.qpn)).context("connecting the second side")?;
+    connect_across(&mut a, &mut b, 19)?;
     Ok([a, b])
+}
+
+/// Connects two sides with a network between them, in which Ethernet addresses matter. The ACK timeout is an exponent.
+pub(crate) fn connect_across(a: &mut Side, b: &mut Side, timeout: u8) -> Result<()> {
+    let path = |to: &Side| Path { dmac: mac(to.host).0, timeout, ..Path::to(gid(to.host), to.qp.qpn) };
+    a.qp.connect(&path(b)).context("connecting the first side")?;
+    b.qp.connect(&path(a)).context("connecting the second side")
 }
 
 /// Returns the Ethernet address of a host's device.

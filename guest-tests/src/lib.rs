@@ -20,6 +20,8 @@ mod device_pair;
 mod documents;
 #[cfg(feature = "suite")]
 mod doorbells;
+#[cfg(feature = "suite")]
+mod fabric;
 mod guest_with_daemon;
 #[cfg(feature = "suite")]
 mod host_adapter;

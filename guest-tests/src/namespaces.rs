@@ -103,7 +103,8 @@ impl Drop for Namespaces {
     }
 }
 
-fn ip(arguments: &str) -> Result<()> {
+/// Runs `ip` with these arguments.
+pub(crate) fn ip(arguments: &str) -> Result<()> {
     run("ip", arguments)
 }
 

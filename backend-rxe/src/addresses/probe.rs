@@ -1,9 +1,9 @@
-//! Frames that probe for the owner of an address, and frames that announce the device as the owner. Probes do not claim
+//! Frames that probe for the owner of an address, and frames that announce the device. Probes do not claim
 //! the address for the device: if a host does use it, the caches of other hosts must keep their entry.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use pvrdma_packet::MacAddr;
+use pvrdma_packet::{Arp, EtherType, MacAddr};
 use pvrdma_verbs::link_local;
 
 use super::address::Address;
@@ -17,7 +17,7 @@ const MIN_FRAME: usize = 60;
 /// up its address.
 pub(crate) fn build(mac: MacAddr, (gid, vlan): Address) -> Vec<u8> {
     match gid.ipv4() {
-        Some(target) => frame(mac, [0xff; 6], vlan, [8, 6], &arp(mac, [0; 4], bytes(target))),
+        Some(target) => frame(mac, [0xff; 6], vlan, [8, 6], &arp_request(mac, [0; 4], bytes(target))),
         None => {
             let [.., a, b, c] = gid.0;
             frame(mac, [0x33, 0x33, 0xff, a, b, c], vlan, [0x86, 0xdd], &solicitation(mac, gid.0))
@@ -29,9 +29,15 @@ pub(crate) fn build(mac: MacAddr, (gid, vlan): Address) -> Vec<u8> {
 /// to all nodes (RFC 4861, 7.2.6). Switches learn the place of the MAC address from it, and hosts the MAC address.
 pub(crate) fn announcement(mac: MacAddr, (gid, vlan): Address) -> Vec<u8> {
     match gid.ipv4() {
-        Some(own) => frame(mac, [0xff; 6], vlan, [8, 6], &arp(mac, bytes(own), bytes(own))),
+        Some(own) => frame(mac, [0xff; 6], vlan, [8, 6], &arp_request(mac, bytes(own), bytes(own))),
         None => frame(mac, [0x33, 0x33, 0, 0, 0, 1], vlan, [0x86, 0xdd], &advertisement(mac, gid.0)),
     }
+}
+
+/// Builds a RARP request of the device for its own address (RFC 903), by which VMMs teach switches the place of a MAC
+/// address. It names no IP address, so hosts ignore it.
+pub(crate) fn reverse_request(mac: MacAddr, vlan: Option<u16>) -> Vec<u8> {
+    frame(mac, [0xff; 6], vlan, EtherType::RARP.0.to_be_bytes(), &arp(Arp::REVERSE_REQUEST, mac, [0; 4], mac, [0; 4]))
 }
 
 fn frame(mac: MacAddr, destination: [u8; 6], vlan: Option<u16>, kind: [u8; 2], body: &[u8]) -> Vec<u8> {
@@ -48,9 +54,14 @@ fn bytes(address: impl Into<IpAddr>) -> [u8; 4] {
     }
 }
 
+/// Builds an ARP or RARP packet.
+fn arp(operation: u16, mac: MacAddr, sender: [u8; 4], target_mac: MacAddr, target: [u8; 4]) -> Vec<u8> {
+    [&[0, 1, 8, 0, 6, 4][..], &operation.to_be_bytes(), &mac.0, &sender, &target_mac.0, &target].concat()
+}
+
 /// Builds an ARP request.
-fn arp(mac: MacAddr, sender: [u8; 4], target: [u8; 4]) -> Vec<u8> {
-    [&[0, 1, 8, 0, 6, 4, 0, 1][..], &mac.0, &sender, &[0; 6], &target].concat()
+fn arp_request(mac: MacAddr, sender: [u8; 4], target: [u8; 4]) -> Vec<u8> {
+    arp(Arp::REQUEST, mac, sender, MacAddr([0; 6]), target)
 }
 
 /// Builds an IPv6 packet to the solicited-node group of the target.

@@ -1,7 +1,7 @@
 //! Directory of this process: the owner of each GID, and the QP of each number.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -17,6 +17,7 @@ use crate::addresses::Address;
 use crate::gid::BoundGid;
 use crate::limits::MAX_QP;
 use crate::paused::Waiters;
+use crate::port::Function;
 
 /// Returns the part of a binding that can have only one owner in the network. The encapsulation is not part of it.
 pub(crate) const fn address(bound: BoundGid) -> Address {
@@ -78,6 +79,14 @@ impl<Q> Node<Q> {
     }
 }
 
+impl<Q: Send + Sync> Function for Node<Q> {
+    fn addresses(&self) -> Option<BTreeSet<Address>> {
+        let bound = (0..=u8::MAX).filter_map(|index| self.adapter.gids.get(index));
+        // An address may be bound once for each encapsulation.
+        (!self.adapter.paused.is_set()).then(|| bound.map(address).collect())
+    }
+}
+
 #[derive(Debug)]
 struct Owner<Q> {
     node: Weak<Node<Q>>,
@@ -134,14 +143,6 @@ impl<Q> Directory<Q> {
     /// Returns the device that has bound this GID in this VLAN.
     pub(crate) fn find(&self, gid: BoundGid) -> Option<Arc<Node<Q>>> {
         self.owners.read().get(&address(gid))?.node.upgrade()
-    }
-
-    /// Returns the devices that have bound a GID.
-    pub(crate) fn nodes(&self) -> Vec<Arc<Node<Q>>> {
-        let mut nodes: Vec<_> = self.owners.read().values().filter_map(|owner| owner.node.upgrade()).collect();
-        nodes.sort_by_key(|node| node.adapter.id);
-        nodes.dedup_by_key(|node| node.adapter.id);
-        nodes
     }
 
     /// Binds or unbinds a GID at a table index of a device.

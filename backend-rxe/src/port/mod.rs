@@ -1,5 +1,7 @@
 //! A port: the links of a device and the threads that serve them.
 
+mod announcement;
+mod announcer;
 mod arrivals;
 mod at_once;
 mod classify;
@@ -23,9 +25,7 @@ mod threads;
 mod tx_queue;
 pub(crate) mod uplink;
 
-use std::any::Any;
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -37,7 +37,6 @@ use pvrdma_link::{Bell, Frames, GsoLink, Link};
 use pvrdma_packet::MacAddr;
 use pvrdma_roce::{Congestion, EgressMarking};
 use pvrdma_verbs_types::{Mtu, Qpn};
-use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::addresses::Addresses;
 use crate::budget::Budget;
@@ -45,6 +44,7 @@ use crate::capture::{CaptureLink, Point};
 use crate::engine::Engine;
 use crate::share::Share;
 use crate::task::{Runnable, Task};
+use announcer::Announcer;
 use arrivals::Batches;
 use counters::{PortCounters, address_conflicts, passed_lost_in_link, wire_lost_in_link};
 use helpers::Helpers;
@@ -54,6 +54,7 @@ use receive_queue::{ReceiveQueue, ReceiveQueues};
 use rules::{PortRules, Violation, VlanMode};
 use tx_queue::TxQueue;
 
+pub(crate) use announcer::Function;
 pub(crate) use arrivals::{Arrival, KeptPacket};
 pub(crate) use inspect::PortInspect;
 pub(crate) use tx_queue::Room;
@@ -133,7 +134,7 @@ pub(crate) struct Port {
     point: Arc<Point>,
     pub(crate) counters: PortCounters,
     /// The RDMA function behind the port, which is recreated whenever the guest's driver starts.
-    function: Mutex<Option<Weak<dyn Any + Send + Sync>>>,
+    function: Mutex<Option<Weak<dyn Function>>>,
     /// Held by the thread that reads received frames, so that they stay in order.
     reading: Mutex<()>,
     /// Received frames for queue pairs.
@@ -152,6 +153,8 @@ pub(crate) struct Port {
     may_send_data: AtomicBool,
     /// Probes hosts beyond the uplink for addresses that the device claims.
     prober: Arc<Prober>,
+    /// Repeats announcements.
+    announcer: Arc<Announcer>,
     engine: Arc<Engine>,
     pub(crate) share: Arc<Share>,
     stopping: AtomicBool,
@@ -204,6 +207,7 @@ impl Port {
             waker,
             task: Task::new(engine.ready_queue(), &share, me.clone() as _),
             may_send_data: AtomicBool::new(false),
+            announcer: Announcer::new(me.clone() as _, &engine, &share),
             engine,
             share,
             stopping: AtomicBool::new(false),
@@ -262,11 +266,7 @@ impl Port {
     }
 
     /// Attaches the RDMA function, with a receiver for each queue.
-    pub(crate) fn attach(
-        &self,
-        function: Weak<dyn Any + Send + Sync>,
-        mut receiver: impl FnMut() -> Box<dyn RoceReceiver>,
-    ) {
+    pub(crate) fn attach(&self, function: Weak<dyn Function>, mut receiver: impl FnMut() -> Box<dyn RoceReceiver>) {
         self.queues.iter().for_each(|queue| queue.attach(receiver()));
         *self.function.lock() = Some(function);
         // The port's thread installs new receivers in the queues. It may have checked this queue before the receiver
@@ -425,17 +425,6 @@ impl Port {
     /// Returns how often a queue pair was given its received frames.
     pub(crate) fn passes(&self, qpn: Qpn) -> u64 {
         self.queues.of(qpn).passes()
-    }
-
-    /// Returns `true` if frames have arrived that a queue pair may not have got yet.
-    pub(crate) fn has_unread(&self, qpn: Qpn) -> bool {
-        // The checks follow the order in which frames move (link, batch, queue), so a frame that moves between two
-        // checks is not missed.
-        let readable = self.uplink.link.readiness().readable.is_some_and(|readable| {
-            let mut fds = [PollFd::from_borrowed_fd(readable.as_fd(), PollFlags::IN)];
-            rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
-        });
-        readable || self.reading.is_locked() || self.queues.of(qpn).is_in_use()
     }
 
     fn count_violation(&self, passed: Result<(), Violation>) {

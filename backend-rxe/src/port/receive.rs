@@ -1,5 +1,6 @@
 //! Receive path from the link to the two functions of the device.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -7,6 +8,7 @@ use pvrdma_base::EndOnPanic;
 use pvrdma_link::{Frames, Link};
 use pvrdma_packet::Ethernet;
 use pvrdma_verbs_types::Qpn;
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::arrivals::Batch;
 use super::classify::{foreign_destination, rdma_destination};
@@ -127,6 +129,17 @@ impl Port {
             format_args!("{mac}: RoCE for {at} comes to another Ethernet address, see forged-transmits=mac"),
         );
         None
+    }
+
+    /// Returns `true` if frames have arrived that a queue pair may not have got yet.
+    pub(crate) fn has_unread(&self, qpn: Qpn) -> bool {
+        // The checks follow the order in which frames move (link, batch, queue), so a frame that moves between two
+        // checks is not missed.
+        let readable = self.uplink.link.readiness().readable.is_some_and(|readable| {
+            let mut fds = [PollFd::from_borrowed_fd(readable.as_fd(), PollFlags::IN)];
+            rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        });
+        readable || self.reading.is_locked() || self.queues.of(qpn).is_in_use()
     }
 
     /// Returns `true` if an RDMA function is attached to the port.

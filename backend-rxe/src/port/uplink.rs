@@ -49,6 +49,7 @@ impl Drop for Uplink {
         if self.port.policy.rules.addresses.is_some() {
             self.port.addresses.leave(self.port.mac);
         }
+        self.port.announcer.stop();
         self.port.take_no_more();
         self.port.end_threads();
         for thread in self.threads.drain(..) {

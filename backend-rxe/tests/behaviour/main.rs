@@ -28,6 +28,7 @@ macro_rules! on_slow_memory {
 }
 
 mod addresses;
+mod announcements;
 mod at_once;
 mod capture;
 mod claims;

@@ -17,6 +17,8 @@ mod doorbells;
 #[cfg(feature = "suite")]
 mod dumbbell;
 mod errors;
+#[cfg(feature = "suite")]
+mod evpn;
 mod exchange;
 pub(crate) mod exits;
 pub(crate) mod guests;
@@ -123,6 +125,8 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(networks::cases());
         #[cfg(feature = "suite")]
         cases.extend(open_vswitch::cases());
+        #[cfg(feature = "suite")]
+        cases.extend(evpn::cases());
         cases.extend(nic::cases());
         cases.extend(qemu_nic::cases());
         cases.extend(doorbells::cases());

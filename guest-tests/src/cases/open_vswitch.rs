@@ -57,10 +57,10 @@ fn two_hosts(image: &GuestImage) -> Result<String> {
         .map_err(|error| skip(format!("there is no Open vSwitch: {error:#}")))?;
     let network = Namespaces::new("ovs", 1500, HOSTS.map(Into::into)).map_err(|error| skip(format!("{error:#}")))?;
     let hosts = [Host::start(&switch, &network, 0)?, Host::start(&switch, &network, 1)?];
-    let moved = hosts.iter().try_for_each(Host::run_recipe).and_then(|()| {
-        let sides = connected_across(&hosts.each_ref().map(Host::socket), BYTES)?;
-        transfer(sides)
-    });
+    let moved = hosts
+        .iter()
+        .try_for_each(Host::run_recipe)
+        .and_then(|()| transfer(&mut connected_across(&hosts.each_ref().map(Host::socket), BYTES)?));
     moved.with_context(|| hosts.each_ref().map(Host::diagnosis).join("\n"))?;
     // The switch updates its counters only from time to time.
     for host in &hosts {
@@ -70,18 +70,19 @@ fn two_hosts(image: &GuestImage) -> Result<String> {
 }
 
 /// Writes the whole buffer of the first side to the second, and reads it back into zeroed memory.
-fn transfer([mut a, b]: [Side; 2]) -> Result<()> {
+pub(super) fn transfer([a, b]: &mut [Side; 2]) -> Result<()> {
     let idle = |_: &mut _| std::thread::yield_now();
-    let (sent, size) = (a.buffer.read(0, BYTES), 64 << 10);
-    ensure!(sent != b.buffer.read(0, BYTES), "both sides begin with the same bytes");
-    let count = u32::try_from(BYTES / size)?;
-    let writes: Vec<_> = a.writes(&b, size).collect();
+    let (bytes, size) = (a.buffer.len(), 64 << 10);
+    let sent = a.buffer.read(0, bytes);
+    ensure!(sent != b.buffer.read(0, bytes), "both sides begin with the same bytes");
+    let count = u32::try_from(bytes / size)?;
+    let writes: Vec<_> = a.writes(b, size).collect();
     a.post_and_reap(&writes, count, 8, idle).context("writing")?;
-    ensure!(b.buffer.read(0, BYTES) == sent, "what arrived is not what was written");
+    ensure!(b.buffer.read(0, bytes) == sent, "what arrived is not what was written");
     a.buffer.fill(0);
-    let reads: Vec<_> = a.reads(&b, size).collect();
+    let reads: Vec<_> = a.reads(b, size).collect();
     a.post_and_reap(&reads, count, 4, idle).context("reading")?;
-    ensure!(a.buffer.read(0, BYTES) == sent, "what was read is not what was written");
+    ensure!(a.buffer.read(0, bytes) == sent, "what was read is not what was written");
     Ok(())
 }
 
