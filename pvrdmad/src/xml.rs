@@ -163,11 +163,29 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::process::Command;
+
+    use pvrdma_verbs::testing::skipped;
+
     use super::*;
 
     /// A domain in libvirt's format, with an argument that is not for the device.
-    const DOMAIN: &str = "<domain type='kvm' id='3'>\n  <name>vm0</name>\n  <metadata>\n    <other:it xmlns:other='x'/>\n  \
-        </metadata>\n  <devices>\n    <emulator>/usr/bin/qemu</emulator>\n  </devices>\n</domain>\n";
+    const DOMAIN: &str = "\
+<domain type='kvm' id='3'>
+  <name>vm0</name>
+  <metadata>
+    <other:it xmlns:other='x'/>
+  </metadata>
+  <memory>1048576</memory>
+  <os>
+    <type>hvm</type>
+  </os>
+  <devices>
+    <emulator>/usr/bin/qemu</emulator>
+  </devices>
+</domain>
+";
 
     fn functions(folder: &str) -> Functions {
         let path = |name: &str| format!("{folder}/{name}");
@@ -204,7 +222,23 @@ mod tests {
         assert_eq!((backing, lines), (1, 1), "{merged}");
     }
 
-    /// Twelve domains, with each kind of memory beside each kind of options for QEMU.
+    /// Checks domains with libvirt's schema, where it is installed.
+    fn assert_valid(domains: &[String]) {
+        const SCHEMA: &str = "/usr/share/libvirt/schemas/domain.rng";
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new("xmllint");
+        command.args(["--noout", "--relaxng", SCHEMA]).current_dir(folder.path());
+        for (number, domain) in domains.iter().enumerate() {
+            std::fs::write(folder.path().join(number.to_string()), domain).unwrap();
+            command.arg(number.to_string());
+        }
+        match command.output() {
+            Ok(output) if Path::new(SCHEMA).exists() => assert!(output.status.success(), "{output:?}"),
+            _ => skipped("no xmllint, or no schema of libvirt"),
+        }
+    }
+
+    /// Twelve domains, with each kind of memory beside each kind of options for QEMU. libvirt's schema accepts them.
     #[test]
     fn twelve_domains_are_merged_twice() {
         let backings = [
@@ -221,18 +255,21 @@ mod tests {
         // Another device of the same driver stays.
         let other = "{\"driver\":\"vfio-user-pci\",\"bus\":\"pcie.0\",\"addr\":\"11.0\"}".replace('"', "&quot;");
         let commands = [String::new(), options(&["-cpu", "host"]), options(&["-device", &other])];
+        let mut all = Vec::new();
         for backing in backings {
             for command in &commands {
                 let own = if command.is_empty() { String::new() } else { format!("{QEMU_NAMESPACE} ") };
                 let domain = DOMAIN.replace("<domain ", &format!("<domain {own}"));
                 let domain = domain.replace("</domain>", &format!("{backing}{command}</domain>"));
                 let once = merged(&domain, &functions("/run")).unwrap();
-                roxmltree::Document::parse(&once).unwrap();
                 assert_eq!(merged(&once, &functions("/run")).unwrap(), once);
                 assert_eq!((once.matches(WARNING).count(), once.matches("memfd").count()), (1, 1), "{once}");
                 assert!(command.lines().all(|line| once.contains(line)), "{once}");
+                all.push(once);
             }
         }
+        assert_eq!(all.len(), 12);
+        assert_valid(&all);
     }
 
     #[test]

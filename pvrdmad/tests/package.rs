@@ -209,26 +209,30 @@ fn members(sets: &str, word: &str) -> Vec<String> {
 
 /// Creates a folder of programs that record their calls. Returns a `PATH` that finds them first.
 fn recorded(folder: &Path, programs: &[(&str, &str)]) -> String {
+    let calls = folder.join("calls");
     for (name, does) in programs {
-        let path = folder.join(name);
-        let calls = folder.join("calls");
-        let text = folder.join("text");
-        fs::write(&text, format!("#!/bin/bash\necho {name} \"$@\" >> '{}'\n{does}\n", calls.display())).unwrap();
-        // Another process creates the program: children of other tests inherit the descriptors of this one, and a file
-        // that is open for writing cannot be executed.
-        assert!(Command::new("install").args([&text, &path]).status().unwrap().success());
+        script(&folder.join(name), &format!("echo {name} \"$@\" >> '{}'\n{does}\n", calls.display()));
     }
     format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
 }
 
-/// Runs `packaging/build` in a copy of its sources, with programs that only record their calls. Returns the folder with
-/// its results, and the calls.
+/// Writes a program for bash.
+fn script(path: &Path, does: &str) {
+    let text = path.with_extension("text");
+    fs::write(&text, format!("#!/bin/bash\n{does}")).unwrap();
+    // Another process creates the program: children of other tests inherit the descriptors of this one, and a file
+    // that is open for writing cannot be executed.
+    assert!(Command::new("install").args([&text, path]).status().unwrap().success());
+}
+
+/// Runs `packaging/build` in a copy of its sources, with programs that only record their calls, and the program of this
+/// test in place of those that it builds. Returns the folder with its results, and the calls.
 fn build_with_recorded_programs(folder: &Path) -> (PathBuf, String) {
     let root = folder.join("source");
     let programs = folder.join("programs");
     fs::create_dir_all(&programs).unwrap();
     let source = packaging().join("../..");
-    for file in ["pvrdmad/packaging", "Cargo.toml", "LICENSES", "README.md", "CHANGELOG.md"] {
+    for file in ["pvrdmad/packaging", "docs", "Cargo.toml", "LICENSES", "README.md", "CHANGELOG.md"] {
         let to = root.join(file);
         fs::create_dir_all(to.parent().unwrap()).unwrap();
         assert!(Command::new("cp").arg("-R").arg(source.join(file)).arg(&to).status().unwrap().success());
@@ -238,14 +242,18 @@ fn build_with_recorded_programs(folder: &Path) -> (PathBuf, String) {
     for built in ["release".to_owned(), format!("{architecture}-unknown-linux-musl/release")] {
         let built = target.join("packages").join(built);
         fs::create_dir_all(&built).unwrap();
-        // The program that the build asks for `package-files`, and some of the files that it would create.
-        let files = "for dir in man completions; do mkdir -p \"$2/$dir\"; touch \"$2/$dir\"/{b,a,c}.1; done";
-        recorded(&built, &[("pvrdmad", files)]);
+        script(&built.join("pvrdmad"), &format!("exec '{PROGRAM}' \"$@\"\n"));
     }
+    // A file of an earlier build.
+    fs::create_dir_all(&out).unwrap();
+    fs::write(out.join("pvrdmad_0_all.deb"), "").unwrap();
     let environment = "env | grep -E '^(SOURCE_DATE_EPOCH|CARGO_ENCODED_RUSTFLAGS|CFLAGS)=' >> \"$0.env\"
         [ \"$1\" != deb ] || touch \"$(echo \"$*\" | sed 's/.*--output //')/pvrdmad_1_all.deb\"
         [ \"$1\" != cyclonedx ] || echo \"path+file://$PWD/pvrdmad\" > pvrdmad/\"${!#}.json\"";
-    let path = recorded(&programs, &[("cargo", environment), ("objcopy", ": > \"${@: -1}\""), ("strip", "")]);
+    let path = recorded(
+        &programs,
+        &[("cargo", environment), ("objcopy", "[[ $1 != --only-keep-debug ]] || : > \"$3\""), ("strip", "")],
+    );
     let mut build = Command::new(root.join("pvrdmad/packaging/build"));
     build.arg(&out).env("PATH", path).env("CARGO_TARGET_DIR", &target);
     for name in ["PROFILE", "PARTS", "SOURCE_DATE_EPOCH"] {
@@ -281,9 +289,58 @@ fn the_documented_command_makes_what_a_release_consists_of() {
     {
         assert!(sums.contains(&format!("  {name}\n")), "no {name}: {sums}");
     }
-    assert!(sums.contains("-symbols.tar.gz\n") && sums.contains(".deb\n"), "{sums}");
+    assert!(sums.contains("-symbols.tar.gz\n") && sums.contains("  pvrdmad_1_all.deb\n"), "{sums}");
+    assert!(!sums.contains("pvrdmad_0_all.deb"), "a file of another build: {sums}");
     assert_eq!(sums, fs::read_to_string(again.join("SHA256SUMS")).unwrap());
     assert!(!source.join("pvrdmad/pvrdmad-part.cdx.json").exists(), "a file is left in the sources");
+}
+
+/// The archive of a release installs as the document says: the program runs, its configuration is valid, and the unit,
+/// pages and completions are where the system looks for them. `/usr/local` is a folder here.
+#[test]
+fn the_archive_installs() {
+    let folder = tempfile::tempdir().unwrap();
+    let (out, _) = build_with_recorded_programs(folder.path());
+    let page = fs::read_to_string(packaging().join("../../docs/package.md")).unwrap();
+    let commands = page.lines().filter(|line| line.starts_with("sha256sum ") || line.starts_with("tar "));
+    let commands: Vec<_> = commands.collect();
+    assert_eq!(commands.len(), 2, "docs/package.md does not install the archive: {commands:?}");
+    let prefix = folder.path().join("local");
+    fs::create_dir(&prefix).unwrap();
+    let here = |text: &str| text.replace("/usr/local", prefix.to_str().unwrap());
+    let run = |command: &str| {
+        let output = Command::new("bash").args(["-ec", &here(command)]).current_dir(&out).output().unwrap();
+        assert!(output.status.success(), "{command}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    fs::remove_file(out.join("pvrdmad_0_all.deb")).unwrap();
+    commands.iter().for_each(|command| drop(run(command)));
+    assert!(run("/usr/local/bin/pvrdmad --version").starts_with(concat!("pvrdmad ", env!("CARGO_PKG_VERSION"))));
+    run("sh -n /usr/local/bin/pvrdma-guest-check");
+    let config = here("/usr/local/share/doc/pvrdmad/pvrdmad.toml");
+    Config::load(Some(Path::new(&config)), ConfigSpec::default()).unwrap();
+
+    let read = |path: &str| fs::read_to_string(here(path)).unwrap();
+    let files =
+        ["lib/systemd/system/pvrdmad.service", "share/doc/pvrdmad/pvrdmad.toml", "share/doc/pvrdmad/alerts.yml"];
+    let text: String = files.map(|file| read(&format!("/usr/local/{file}"))).concat();
+    assert!(text.contains("\nExecStart=/usr/local/bin/pvrdmad --config /etc/pvrdmad/pvrdmad.toml\n"), "{text}");
+    let named: BTreeSet<_> = text.split(|c: char| c.is_whitespace() || "#,:=".contains(c)).collect();
+    let named: Vec<_> = named.into_iter().filter(|word| word.starts_with("/usr/")).collect();
+    assert!(named.len() >= 5, "{named:?}");
+    for path in named {
+        assert!(path.starts_with("/usr/local/"), "{path} belongs to a package");
+        run(&format!("ls {}", path.trim_end_matches('.')));
+    }
+    // Where there is no man, nothing can be said.
+    if Command::new("man").arg("--version").output().is_ok() {
+        for page in ["1 pvrdmad", "1 pvrdmad-status", "1 pvrdma-guest-check", "5 pvrdmad.toml"] {
+            run(&format!("man -M /usr/local/share/man -w {page}"));
+        }
+    }
+    let bash = here("/usr/local/share/bash-completion/completions/pvrdmad");
+    assert_eq!(completed_by_bash(Path::new(&bash), "pvrdmad st"), ["status"]);
+    run("ls /usr/local/share/{fish/vendor_completions.d/pvrdmad.fish,zsh/site-functions/_pvrdmad}");
 }
 
 /// The address of the owner is in the workspace's manifest alone, and the page that quotes it has the same.

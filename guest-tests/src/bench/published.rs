@@ -1,4 +1,4 @@
-//! The published figures. `docs/results.json` has all of them, each with its commit and date; the table of
+//! The published figures. `docs/results.json` has all of them, each with its commit and date; the tables of
 //! docs/figures.md and the pictures are generated from it.
 
 use std::fmt::Write;
@@ -8,9 +8,6 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use super::chart::{self, Bar, Curve, GREEN, GREY, ORANGE};
-
-/// Markers around the generated table.
-const MARKERS: [&str; 2] = ["<!-- figures:begin -->\n", "<!-- figures:end -->\n"];
 
 /// Curves of the picture: the name, colour, prefix of the figures, and whether the baseline is drawn.
 const CURVES: [(&str, chart::Colour, &str, bool); 3] = [
@@ -43,6 +40,7 @@ struct Results {
     /// Machine of the rows of the table.
     machine: String,
     table: Vec<Row>,
+    tables: Vec<Table>,
     /// Output of `bench`, as its JSON.
     measurements: Vec<Measured>,
 }
@@ -60,6 +58,20 @@ struct Row {
     commit: String,
     /// Day of that commit.
     date: String,
+}
+
+/// A table of another form.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    /// Name in the markers around it.
+    name: String,
+    machine: String,
+    runs: String,
+    commit: String,
+    date: String,
+    columns: Vec<String>,
+    rows: Vec<Vec<String>>,
 }
 
 /// A run of `bench`.
@@ -100,6 +112,12 @@ impl Results {
         text
     }
 
+    /// Returns the page with all tables of these results.
+    fn page(&self, page: &str) -> Result<String> {
+        let page = with_table(page, "figures", &self.table())?;
+        self.tables.iter().try_fold(page, |page, table| with_table(&page, &table.name, &table.markdown()))
+    }
+
     /// Returns the chart of ratios in the table.
     fn ratios(&self) -> Result<String> {
         let bar = |(title, baseline): (&str, &str)| -> Result<Bar> {
@@ -134,21 +152,35 @@ impl Results {
     }
 }
 
-/// Replaces the table of a document.
-fn with_table(document: &str, table: &str) -> Result<String> {
-    let [begin, end] = MARKERS;
-    let (before, rest) = document.split_once(begin).context("no marker before the table")?;
-    let (_, after) = rest.split_once(end).context("no marker after the table")?;
+impl Table {
+    /// Returns the table in Markdown, and its origin.
+    fn markdown(&self) -> String {
+        let row = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+        let rule = vec!["---".to_owned(); self.columns.len()];
+        let rows: String = self.rows.iter().map(|cells| row(cells)).collect();
+        let Self { machine, runs, commit, date, columns, .. } = self;
+        format!(
+            "{}{}{rows}\nMeasured on {machine}.\nRuns: {runs}. Recorded: {commit}, {date}.\n",
+            row(columns),
+            row(&rule)
+        )
+    }
+}
+
+/// Replaces a table of a document.
+fn with_table(document: &str, name: &str, table: &str) -> Result<String> {
+    let [begin, end] = ["begin", "end"].map(|edge| format!("<!-- {name}:{edge} -->\n"));
+    let (before, rest) = document.split_once(&begin).with_context(|| format!("no marker before {name}"))?;
+    let (_, after) = rest.split_once(&end).with_context(|| format!("no marker after {name}"))?;
     Ok(format!("{before}{begin}\n{table}\n{end}{after}"))
 }
 
-/// Generates the table and the pictures, in the folder of the documents.
+/// Generates the tables and the pictures, in the folder of the documents.
 pub(crate) fn draw(documents: &Path) -> Result<()> {
     let results = Results::read(documents)?;
     let (page, picture) = (documents.join("figures.md"), documents.join("bandwidth.svg"));
     let text = std::fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
-    let text = with_table(&text, &results.table())?;
-    std::fs::write(&page, text).with_context(|| format!("cannot write {}", page.display()))?;
+    std::fs::write(&page, results.page(&text)?).with_context(|| format!("cannot write {}", page.display()))?;
     let chart = documents.join("figures.svg");
     std::fs::write(&chart, results.ratios()?).with_context(|| format!("cannot write {}", chart.display()))?;
     match results.picture()? {
@@ -178,7 +210,7 @@ mod tests {
         }
         let (results, page) = (results(), read("docs/figures.md"));
         assert!(results.table.len() > 50);
-        assert!(with_table(&page, &results.table()).unwrap() == page, "`guest-tests published` writes the table anew");
+        assert!(results.page(&page).unwrap() == page, "`guest-tests published` writes the tables anew");
         assert!(results.ratios().unwrap() == read("docs/figures.svg"), "`guest-tests published` draws it anew");
         // A link to a picture that does not exist would be found by the checks of the documents.
         let Some(picture) = results.picture().unwrap() else { return };
@@ -191,7 +223,9 @@ mod tests {
     fn the_origin_of_each_figure_is_known() {
         let results = results();
         let rows = results.table.iter().map(|row| (&row.commit, &row.date));
-        for (commit, date) in rows.chain(results.measurements.iter().map(|run| (&run.commit, &run.date))) {
+        let tables = results.tables.iter().map(|table| (&table.commit, &table.date));
+        let runs = results.measurements.iter().map(|run| (&run.commit, &run.date));
+        for (commit, date) in rows.chain(tables).chain(runs) {
             let is_commit = commit.len() >= 8 && commit.bytes().all(|digit| digit.is_ascii_hexdigit());
             assert!(is_commit, "{commit} is no commit");
             assert!(date.parse::<jiff::civil::Date>().is_ok(), "{date} is no date");
@@ -220,22 +254,27 @@ mod tests {
         }
     }
 
-    /// Returns the quantities in a text: each number that is followed by a unit of the figures.
-    fn quantities(text: &str) -> BTreeSet<String> {
-        const UNITS: [&str; 9] = ["Gb/s", "Mb/s", "GB/s", "MB/s", "million/s", "ns", "µs", "ms", "MiB"];
-        let words: Vec<_> = text.split_whitespace().collect();
+    /// Units of rates. In documents, they belong to measured figures and to the lines of networks.
+    const RATES: [&str; 5] = ["Gb/s", "Mb/s", "GB/s", "MB/s", "million/s"];
+    const UNITS: [&str; 4] = ["ns", "µs", "ms", "MiB"];
+
+    /// Rates of lines in configurations and simulations.
+    const LINES: [&str; 4] = ["100 Mb/s", "1 Gb/s", "10 Gb/s", "20 Gb/s"];
+
+    /// Returns the quantities in a text: each number that is followed by one of these units.
+    fn quantities(text: &str, units: &[&str]) -> BTreeSet<String> {
+        let is_around = |c: char| !c.is_alphanumeric();
+        let words: Vec<_> = text.split_whitespace().map(|word| word.trim_matches(is_around)).collect();
         let pairs = words.windows(2).filter_map(|pair| {
             let &[number, unit] = pair else { return None };
-            let number = number.trim_start_matches(['(', '|', '~']);
-            let unit = unit.trim_end_matches([',', '.', ';', ':', ')', '|']);
             let is_number = number.starts_with(|c: char| c.is_ascii_digit());
-            (is_number && UNITS.contains(&unit)).then(|| format!("{number} {unit}"))
+            (is_number && units.contains(&unit)).then(|| format!("{number} {unit}"))
         });
-        pairs.collect()
+        pairs.filter(|quantity| !LINES.contains(&quantity.as_str())).collect()
     }
 
     /// Returns the paragraphs, items and rows of a document that refer to the page of figures.
-    fn references(document: &str) -> Vec<String> {
+    fn references(document: &str) -> String {
         let mut parts = vec![String::new()];
         for line in document.lines() {
             if line.trim().is_empty() || line.starts_with('|') || line.trim_start().starts_with("- ") {
@@ -247,36 +286,60 @@ mod tests {
             }
         }
         parts.retain(|part| part.contains("figures.md"));
-        parts
+        parts.concat()
     }
 
-    /// Returns the quantities that a document attributes to the page of figures and that are not there.
-    fn unknown(document: &str, figures: &str) -> Vec<String> {
-        let known = quantities(figures);
-        let quoted: BTreeSet<_> = references(document).iter().flat_map(|part| quantities(part)).collect();
+    /// Returns the figures of a document that the results do not have: rates everywhere, and all other quantities where
+    /// the document refers to the page of figures.
+    fn unknown(document: &str, results: &str) -> Vec<String> {
+        let units = [RATES.as_slice(), &UNITS].concat();
+        let known = quantities(results, &units);
+        let mut quoted = quantities(&references(document), &units);
+        quoted.append(&mut quantities(document, &RATES));
         quoted.difference(&known).cloned().collect()
     }
 
     #[test]
-    fn no_document_quotes_another_figure() {
-        let figures = read("docs/figures.md");
+    fn no_document_has_another_figure() {
+        let results = read("docs/results.json");
         let root = crate::daemon::workspace_manifest().unwrap();
         let folders = [root.with_file_name("docs"), root.with_file_name("docs/dev"), root.parent().unwrap().to_owned()];
         let files = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());
         let files =
             files.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some_and(|it| it == "md"));
-        for path in files.filter(|path| !path.ends_with("figures.md")) {
-            let unknown = unknown(&std::fs::read_to_string(&path).unwrap(), &figures);
-            assert!(unknown.is_empty(), "{}: docs/figures.md does not have {unknown:?}", path.display());
+        for path in files {
+            let mut text = std::fs::read_to_string(&path).unwrap();
+            if path.ends_with("figures.md") {
+                // All paragraphs of this page are about figures.
+                text = text.replace("\n\n", " figures.md\n\n");
+            }
+            let unknown = unknown(&text, &results);
+            assert!(unknown.is_empty(), "{}: docs/results.json does not have {unknown:?}", path.display());
         }
     }
 
     #[test]
     fn another_figure_is_found() {
-        let figures = "| a | 1.5 µs | 2 Gb/s, 0.4 s |";
-        let wrong = "It takes 9 ms.\n\n- ([Figures](figures.md)): 1.5 µs,\n  or (3 Gb/s)\n- 7 ms\n";
-        assert_eq!(unknown(wrong, figures), ["3 Gb/s"]);
-        assert_eq!(unknown("1.5 µs and 2 Gb/s, see [Figures](figures.md)", figures), Vec::<String>::new());
+        let results = r#"{"value": "1.5 µs", "baseline": "TCP: 2 Gb/s, 0.4 s"}"#;
+        let wrong = "It takes 9 ms.\n\n- ([Figures](figures.md)): 1.5 µs,\n  or (3 µs)\n- 7 ms\n";
+        assert_eq!(unknown(wrong, results), ["3 µs"]);
+        assert_eq!(unknown("It sends (4 Gb/s).\n\nA line of 10 Gb/s.", results), ["4 Gb/s"]);
+        assert_eq!(unknown("1.5 µs and 2 Gb/s, see [Figures](figures.md)", results), Vec::<String>::new());
+    }
+
+    /// The simulations in the table of runs that mark are those that `crates/roce` tests.
+    #[test]
+    fn the_simulations_are_those_of_the_test() {
+        let results = results();
+        let table = results.tables.iter().find(|table| table.name == "dumbbell").unwrap();
+        for line in include_str!("../../../crates/roce/tests/pair/dumbbell.txt").lines() {
+            let [hosts, figures @ ..] = &line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+            let [jain, utilization, queue] = [0, 1, 2].map(|column| figures[column].parse::<f64>().unwrap());
+            let wanted =
+                ["simulation", &format!("{jain:.2}"), &format!("{utilization:.2}"), &format!("{:.0} KB", queue / 1e3)];
+            let at = table.rows.iter().position(|row| row[0] == *hosts).unwrap();
+            assert_eq!(table.rows[at + 1][1..5], wanted, "{hosts} hosts");
+        }
     }
 
     /// Returns Jain's index, utilization and queue of the runs in a guest whose hosts write all the time.
