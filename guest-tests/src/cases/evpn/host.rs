@@ -15,7 +15,7 @@ use crate::image::HostRoot;
 use crate::process::BoundChild;
 
 /// Document and marker of the commands.
-const RECIPE: (&str, &str) = ("docs/links.md", "evpn");
+pub(in crate::cases) const RECIPE: (&str, &str) = ("docs/links.md", "evpn");
 /// The same of those that undo them.
 const TEARDOWN: (&str, &str) = ("docs/links.md", "evpn-teardown");
 

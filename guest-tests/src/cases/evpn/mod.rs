@@ -1,7 +1,7 @@
 //! Three hosts with FRR as the control plane of their tunnels: network namespaces that run the commands of the
 //! document. The guests are clients of the daemons that drive their devices themselves.
 
-mod host;
+pub(super) mod host;
 
 use std::path::Path;
 
