@@ -71,10 +71,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
         rows.extend(doorbells::measure(runs, !options.no_vm)?);
     }
     for row in rows {
-        match row {
-            Ok(figure) => figures.push(figure),
-            Err(reason) => skipped.push(reason),
-        }
+        row.map_or_else(|reason| skipped.push(reason), |figure| figures.push(figure));
     }
     if !options.no_vm && wanted("vm") {
         figures.extend(vm::measure(runs)?);
