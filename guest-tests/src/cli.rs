@@ -238,9 +238,10 @@ pub(crate) struct TestOptions {
 }
 
 /// The parts of `bench`.
-const PARTS: [&str; 13] = [
+const PARTS: [&str; 14] = [
     "in-process",
     "daemon",
+    "limits",
     "state",
     "sweep",
     "guest-sweep",

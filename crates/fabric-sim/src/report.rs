@@ -26,7 +26,7 @@ impl Experiment {
             message,
             warm: ms(200),
             length: ms(200),
-            patience: ms(1000),
+            patience: ms(10_000),
             fault: None,
             seed: 1,
         }
@@ -42,7 +42,7 @@ impl Experiment {
             message: 1 << 20,
             warm: ms(20),
             length: ms(10),
-            patience: ms(10),
+            patience: ms(100),
             fault: None,
             seed: 1,
         }

@@ -98,7 +98,7 @@ fn top(runs: usize) -> Result<Figure> {
 }
 
 /// Returns the processor time of a process so far.
-fn processor_ns(pid: u32) -> Result<u64> {
+pub(super) fn processor_ns(pid: u32) -> Result<u64> {
     let tasks = format!("/proc/{pid}/task");
     let mut sum = 0;
     for task in fs::read_dir(&tasks).with_context(|| tasks.clone())? {

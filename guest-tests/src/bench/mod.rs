@@ -1,10 +1,11 @@
 //! `bench`: measurements, and their results as JSON.
 //!
 //! Each part returns [`Figure`](figure::Figure)s and is called from [`run`]: [`in_process`] measures the device without
-//! a virtual machine, [`daemon`] the cost of observing a daemon, [`state`] saved state and hand-over, [`wire`] traffic
-//! between two processes of this host or of a guest, [`vm`] and [`network_card`] traffic between guests, [`kvm`]
-//! traffic between guests under KVM, [`host_adapter`] the adapter of a host. [`paired`] compares two builds of this
-//! program by these figures. [`published`] generates the figures of the documents.
+//! a virtual machine, [`daemon`] the cost of observing a daemon, [`limits`] one daemon with many connections to many
+//! hosts, [`state`] saved state and hand-over, [`wire`] traffic between two processes of this host or of a guest,
+//! [`vm`] and [`network_card`] traffic between guests, [`kvm`] traffic between guests under KVM, [`host_adapter`] the
+//! adapter of a host. [`paired`] compares two builds of this program by these figures. [`published`] generates the
+//! figures of the documents.
 
 mod chart;
 mod daemon;
@@ -14,6 +15,7 @@ mod host_adapter;
 mod html;
 mod in_process;
 mod kvm;
+mod limits;
 mod network_card;
 mod paired;
 pub(crate) mod published;
@@ -43,6 +45,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     let earlier = options.after.iter().map(|path| Earlier::read(path)).collect::<Result<Vec<_>>>()?;
     let runs = options.runs.max(1);
     let (mut figures, mut skipped) = (Vec::new(), Vec::new());
+    let (mut distributions, mut rows) = (Vec::new(), Vec::new());
     let wanted = |part: &str| options.only.is_empty() || options.only.iter().any(|only| only == part);
     if wanted("in-process") {
         figures.extend(in_process::measure(runs)?);
@@ -50,10 +53,12 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     if wanted("daemon") {
         figures.extend(daemon::measure(runs)?);
     }
+    if wanted("limits") {
+        rows.extend(limits::measure()?);
+    }
     if wanted("state") {
         figures.extend(state::measure(runs)?);
     }
-    let (mut distributions, mut rows) = (Vec::new(), Vec::new());
     if wanted("sweep") {
         figures.extend(in_process::sweep(runs)?);
         distributions.push(in_process::latencies()?);
@@ -66,10 +71,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
         rows.extend(doorbells::measure(runs, !options.no_vm)?);
     }
     for row in rows {
-        match row {
-            Ok(figure) => figures.push(figure),
-            Err(reason) => skipped.push(reason),
-        }
+        row.map_or_else(|reason| skipped.push(reason), |figure| figures.push(figure));
     }
     if !options.no_vm && wanted("vm") {
         figures.extend(vm::measure(runs)?);

@@ -136,8 +136,9 @@ mod tests {
 
     const NOW: Duration = Duration::from_secs(5);
 
-    fn address(last: u8, port: u16) -> SocketAddr {
-        SocketAddr::from(([10, 9, 0, last], port))
+    fn address(number: u16, port: u16) -> SocketAddr {
+        let [high, low] = number.to_be_bytes();
+        SocketAddr::from(([10, 9, high, low], port))
     }
 
     fn inner(to: u8, from: u8, gids: Option<(u8, u8)>) -> Inner {
@@ -173,11 +174,11 @@ mod tests {
     #[test]
     fn learned_remotes_are_bounded_and_age() {
         let mut remotes = Remotes::new(&[address(0, 4789)], true, 4790);
-        for last in 1..=255 {
-            let remote = remotes.sender(address(last, 60_000), NOW);
-            assert_eq!(remote.is_some(), usize::from(last) < MAX_REMOTES, "{last}");
-            if let Some(remote) = remote {
-                remotes.learn(&inner(100, last, None), remote, NOW);
+        for number in 1..=1000 {
+            let remote = remotes.sender(address(number, 60_000), NOW);
+            assert_eq!(remote.is_some(), usize::from(number) < MAX_REMOTES, "{number}");
+            if let (Some(remote), Ok(source)) = (remote, u8::try_from(number)) {
+                remotes.learn(&inner(100, source, None), remote, NOW);
             }
         }
         assert_eq!(remotes.target(&inner(9, 1, None), NOW), Target::One(address(9, 4790)));
@@ -185,7 +186,7 @@ mod tests {
         // Later, 9 still sends and 1 is silent.
         let later = NOW + AGE;
         assert_eq!(remotes.sender(address(9, 60_001), later), Some(9));
-        assert_eq!(remotes.sender(address(200, 1), later), Some(1));
+        assert_eq!(remotes.sender(address(900, 1), later), Some(1));
         assert_eq!(remotes.sender(address(1, 1), later), Some(2), "the next one that is silent");
         assert!(remotes.by_address.len() == MAX_REMOTES && remotes.remotes.len() == MAX_REMOTES);
         assert_eq!(remotes.target(&inner(2, 9, None), later), Target::All, "forgotten with its remote");

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use super::inner::Station;
 
-/// Maximum number of remotes of a link, both configured and learned.
-pub const MAX_REMOTES: usize = 64;
+/// Maximum number of remotes of a link, both configured and learned. It bounds the memory of the table, and the number
+/// of datagrams into which a flooded frame is copied.
+pub const MAX_REMOTES: usize = 640;
 /// Maximum number of known addresses behind one remote. Frames to further addresses are flooded, so that a remote with
 /// many addresses does not take the room of others.
 pub const MAX_STATIONS: usize = 256;

@@ -223,7 +223,9 @@ fn the_traffic_class_is_carried_outside() {
 #[test]
 fn what_does_not_go_together_is_refused() {
     let remote = |text: &str| text.parse::<SocketAddr>().unwrap();
-    let many: Vec<_> = (0..=255).map(|n| SocketAddr::from(([10, 0, 0, n], 1))).collect();
+    let numbers = (0..=u16::try_from(MAX_REMOTES).unwrap()).map(u16::to_be_bytes);
+    let many: Vec<_> = numbers.map(|[high, low]| SocketAddr::from(([10, 1, high, low], 1))).collect();
+    config("127.0.0.1", &many[1..]).check().unwrap();
     for (remotes, word) in [
         (vec![], "needs a remote"),
         (vec![remote("[::1]:4789")], "IPv6"),
@@ -231,7 +233,7 @@ fn what_does_not_go_together_is_refused() {
         (vec![remote("0.0.0.0:4789")], "one host"),
         (vec![remote("239.0.0.1:4789")], "one host"),
         (vec![remote("10.0.0.1:0")], "one host"),
-        (many[1..].to_vec(), "255 remotes"),
+        (many, "641 remotes"),
     ] {
         let error = config("127.0.0.1", &remotes).check().unwrap_err().to_string();
         assert!(error.contains(word), "{error}");
