@@ -70,8 +70,10 @@ impl Armed {
 
     /// Returns `true` if the rule counts what this queue pair does.
     pub(super) fn is_for(&self, qpn: Qpn) -> bool {
-        let only = if self.rule.connection.is_some() { self.connected } else { self.rule.qp };
-        only.map_or(self.rule.connection.is_none(), |only| only == qpn)
+        match self.rule {
+            FaultRule { connection: Some(_), .. } => self.connected == Some(qpn),
+            FaultRule { qp, .. } => qp.is_none_or(|only| only == qpn),
+        }
     }
 
     /// Counts a connection of this queue pair.
