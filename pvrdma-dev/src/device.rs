@@ -7,7 +7,8 @@ use log::debug;
 use parking_lot::Mutex;
 use pvrdma_guest_memory::{DmaSpace, MemoryBudget};
 use pvrdma_pci_function::{
-    Deferred, Bar, CONFIG_SIZE, ConfigSpace, DoorbellPages, InterruptSink, MsixPlace, Outline, PciFunction, StateError, Switches,
+    Bar, CONFIG_SIZE, ConfigSpace, Deferred, DoorbellPages, InterruptSink, MsixPlace, Outline, PciFunction, StateError,
+    Switches,
 };
 use pvrdma_verbs::{AsyncEvent, Backend, EventSink, Hca, PortEvent, VerbsError};
 use pvrdma_verbs_types::PortState;

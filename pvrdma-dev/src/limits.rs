@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error as ThisError;
 
 /// Reason why a limit was not set.
-#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
+#[derive(Debug, ThisError)]
 #[non_exhaustive]
 pub enum LimitError {
     /// No limit has this name.

@@ -8,8 +8,8 @@ use pvrdma_base::Counter;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::{
-    Deferred, Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Doorbell, FIRST_CAPABILITY, Identity, InterruptSink, MsixPlace,
-    Outline, PciFunction, StateError, Switches,
+    Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Deferred, Doorbell, FIRST_CAPABILITY, Identity, InterruptSink,
+    MsixPlace, Outline, PciFunction, StateError, Switches,
 };
 
 use crate::abi::command::Coalesce;

@@ -70,9 +70,9 @@ impl Armed {
 
     /// Returns `true` if the rule counts what this queue pair does.
     pub(super) fn is_for(&self, qpn: Qpn) -> bool {
-        match self.rule {
-            FaultRule { connection: Some(_), .. } => self.connected == Some(qpn),
-            FaultRule { qp, .. } => qp.is_none_or(|only| only == qpn),
+        match self.rule.connection {
+            Some(_) => self.connected == Some(qpn),
+            None => self.rule.qp.is_none_or(|only| only == qpn),
         }
     }
 

@@ -337,7 +337,7 @@ impl FromStr for FaultRule {
             qp,
             connection,
             trigger,
-            times: times.unwrap_or(if once { Some(1) } else { None }),
+            times: times.unwrap_or_else(|| once.then_some(1)),
             lasts,
             by: by.unwrap_or(DELAY),
             jitter: jitter.unwrap_or_default(),

@@ -143,7 +143,10 @@ fn path_mtus_follow_what_the_uplink_carries() {
         let (mine, theirs) = (pair.a.buffer(4096), pair.b.buffer(4096));
         let path_mtu = || pair.a.hca.port().active_mtu;
         assert_eq!(path_mtu(), Mtu::M4096);
-        assert!(!pair.a.hca.set_uplink_mtu(Some(9000)) && path_mtu() == Mtu::M4096, "it is no more than it was made for");
+        assert!(
+            !pair.a.hca.set_uplink_mtu(Some(9000)) && path_mtu() == Mtu::M4096,
+            "it is no more than it was made for"
+        );
         assert!(pair.a.hca.set_uplink_mtu(Some(1500)) && !pair.a.hca.set_uplink_mtu(Some(1400)));
         assert_eq!(path_mtu(), Mtu::M1024);
         let try_path_mtu = |path_mtu| {

@@ -27,7 +27,7 @@ mod tests {
 
     use parking_lot::Mutex;
     use pvrdma_pci_function::{
-        Deferred, Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Identity, InterruptSink, MsixPlace, PciFunction,
+        Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Deferred, Identity, InterruptSink, MsixPlace, PciFunction,
     };
 
     use super::*;
@@ -60,8 +60,8 @@ mod tests {
         fn bar_read(&self, _bar: usize, _offset: u64, _data: &mut [u8]) {}
 
         fn bar_write(&self, _bar: usize, _offset: u64, _data: &[u8]) -> Deferred {
-        Deferred::Nothing
-    }
+            Deferred::Nothing
+        }
 
         fn run_deferred(&self) {}
 

@@ -51,7 +51,7 @@ fn manifest(root: &Path) -> String {
         let path = root.join(known[name]["path"].as_str().unwrap());
         let mut dependency = Table::new();
         dependency.insert("path".to_owned(), path.to_str().unwrap().into());
-        dependency.insert("features".to_owned(), features.iter().map(|&name| Value::from(name)).collect());
+        dependency.insert("features".to_owned(), Value::Array(features.iter().map(|&name| name.into()).collect()));
         dependencies.insert(name.to_owned(), dependency.into());
     }
     for name in RUST_VMM {

@@ -93,54 +93,60 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
     cases.extend(integrity::cases());
     cases.extend(nvme::cases());
     if kind == LinkKind::Pvrdma {
-        cases.extend(errors::cases());
-        #[cfg(feature = "suite")]
-        cases.extend(dissect::cases());
-        cases.extend(network::cases());
-        cases.extend(lifecycle::cases());
-        #[cfg(feature = "suite")]
-        cases.extend(daemon::cases());
-        cases.extend(machines::cases());
-        cases.extend(soak::cases());
-        #[cfg(feature = "suite")]
-        cases.extend(torture::cases());
-        cases.extend(sockets::cases());
-        cases.extend(readme::cases());
-        cases.extend(lab::cases());
-        cases.extend(lab_rootfs::cases());
-        cases.extend(container::cases());
-        cases.extend(workflow::cases());
-        #[cfg(feature = "suite")]
-        cases.extend(browser::cases());
-        cases.extend(package::cases());
-        cases.extend(libvirt::cases());
-        cases.extend(applications::cases());
-        cases.extend(guests::cases());
-        cases.extend(interop::cases());
-        #[cfg(feature = "suite")]
-        cases.extend(iwarp::cases());
-        cases.extend(host_adapter::cases());
-        cases.extend(host_adapter_cm::cases());
-        cases.extend(roce_v1::cases());
-        cases.extend(networks::cases());
-        #[cfg(feature = "suite")]
-        cases.extend(open_vswitch::cases());
-        #[cfg(feature = "suite")]
-        cases.extend(evpn::cases());
-        cases.extend(nic::cases());
-        cases.extend(qemu_nic::cases());
-        cases.extend(doorbells::cases());
-        #[cfg(feature = "suite")]
-        cases.extend(dumbbell::cases());
-        let beds = KvmBeds::default();
-        cases.extend(kvm::cases(&beds));
-        cases.extend(kvm_qemu::cases(&beds));
-        cases.extend(kvm_doorbells::cases(&beds));
-        cases.extend(kvm_saved::cases(&beds));
-        cases.extend(kvm_migrate::cases(&beds));
-        cases.extend(cloud_hypervisor::cases(&beds));
-        cases.extend(nested::cases());
+        cases.extend(of_the_device());
     }
+    cases
+}
+
+/// Returns the cases for the device that need more than two guests with a link, or that change it.
+fn of_the_device() -> Vec<Case> {
+    let mut cases = errors::cases();
+    #[cfg(feature = "suite")]
+    cases.extend(dissect::cases());
+    cases.extend(network::cases());
+    cases.extend(lifecycle::cases());
+    #[cfg(feature = "suite")]
+    cases.extend(daemon::cases());
+    cases.extend(machines::cases());
+    cases.extend(soak::cases());
+    #[cfg(feature = "suite")]
+    cases.extend(torture::cases());
+    cases.extend(sockets::cases());
+    cases.extend(readme::cases());
+    cases.extend(lab::cases());
+    cases.extend(lab_rootfs::cases());
+    cases.extend(container::cases());
+    cases.extend(workflow::cases());
+    #[cfg(feature = "suite")]
+    cases.extend(browser::cases());
+    cases.extend(package::cases());
+    cases.extend(libvirt::cases());
+    cases.extend(applications::cases());
+    cases.extend(guests::cases());
+    cases.extend(interop::cases());
+    #[cfg(feature = "suite")]
+    cases.extend(iwarp::cases());
+    cases.extend(host_adapter::cases());
+    cases.extend(host_adapter_cm::cases());
+    cases.extend(roce_v1::cases());
+    cases.extend(networks::cases());
+    #[cfg(feature = "suite")]
+    cases.extend(open_vswitch::cases());
+    #[cfg(feature = "suite")]
+    cases.extend(evpn::cases());
+    cases.extend(nic::cases());
+    cases.extend(qemu_nic::cases());
+    cases.extend(doorbells::cases());
+    #[cfg(feature = "suite")]
+    cases.extend(dumbbell::cases());
+    let beds = KvmBeds::default();
+    cases.extend(kvm::cases(&beds));
+    cases.extend(kvm_qemu::cases(&beds));
+    cases.extend(kvm_doorbells::cases(&beds));
+    cases.extend(kvm_saved::cases(&beds));
+    cases.extend(kvm_migrate::cases(&beds));
+    cases.extend(cloud_hypervisor::cases(&beds));
+    cases.extend(nested::cases());
     cases
 }
 

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
 use pvrdma_pci_function::{
-    Deferred, Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Doorbell, FIRST_CAPABILITY, Identity, InterruptSink, MsixPlace,
-    PciFunction,
+    Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Deferred, Doorbell, FIRST_CAPABILITY, Identity, InterruptSink,
+    MsixPlace, PciFunction,
 };
 use pvrdma_pci_slot::Slot;
 use virtio_queue::{DescriptorChain, Queue, QueueT};

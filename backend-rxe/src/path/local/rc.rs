@@ -58,8 +58,8 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Returns `true` if a requested fault of one of the two devices loses the request, which is about to arrive. `from` and
-/// `to` are the GIDs of its connection.
+/// Returns `true` if a requested fault of one of the two devices loses the request, which is about to arrive. `from`
+/// and `to` are the GIDs of its connection.
 #[inline]
 pub(super) fn is_lost(qp: &Qp, peer: &Qp, (from, to): (Gid, Gid), progress: &Progress) -> bool {
     qp.adapter.faults.is_cut(from)

@@ -8,12 +8,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
-use super::{RECIPE, TEARDOWN};
 use crate::cases::recipe::recipe;
 use crate::daemon;
 use crate::fabric::{Fabric, address};
 use crate::image::HostRoot;
 use crate::process::BoundChild;
+
+/// Document and marker of the commands.
+const RECIPE: (&str, &str) = ("docs/links.md", "evpn");
+/// The same of those that undo them.
+const TEARDOWN: (&str, &str) = ("docs/links.md", "evpn-teardown");
 
 /// Time limit of each wait. A lost host is noticed after nine seconds (`frr_profile=datacenter`).
 const PATIENCE: Duration = Duration::from_secs(60);

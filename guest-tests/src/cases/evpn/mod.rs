@@ -16,11 +16,6 @@ use crate::image::{GuestImage, HostRoot};
 use crate::namespaces::Namespaces;
 use host::Host;
 
-/// Document and marker of the commands.
-pub(super) const RECIPE: (&str, &str) = ("docs/links.md", "evpn");
-/// The same of those that undo them.
-pub(super) const TEARDOWN: (&str, &str) = ("docs/links.md", "evpn-teardown");
-
 /// Bytes that are written and read back.
 const BYTES: usize = 1 << 20;
 /// ACK timeout of connections that shall continue: two seconds, seven times.
