@@ -33,6 +33,10 @@ const ATOMIC: u64 = 8;
 pub(crate) struct Progress {
     /// The local checks have passed.
     pub(crate) checked: bool,
+    /// No requested fault delays it, or the delay is over.
+    pub(crate) due: bool,
+    /// The peer has executed it, and a requested fault lost the response.
+    pub(crate) executed: bool,
     /// Length of the message in bytes.
     pub(crate) length: u64,
     /// Number of bytes moved.
@@ -40,12 +44,6 @@ pub(crate) struct Progress {
     /// Value of [`super::responder::Responder::epoch`] when the first byte moved. When it changes, the peer has lost
     /// its part of the message.
     pub(crate) epoch: Epoch,
-    /// Time before which the request does not begin, once that was decided.
-    pub(crate) begins: Option<Duration>,
-    /// Number of bytes in its completion, if the peer has executed it and the response was lost.
-    pub(crate) executed: Option<u32>,
-    /// Previous value at the peer, if it is an atomic that was executed.
-    pub(crate) original: u64,
 }
 
 /// Reason to wait.
@@ -58,6 +56,8 @@ pub(super) enum Wait {
     Response(Duration),
     /// The peer's adapter is paused. Ends with the pause.
     Resume,
+    /// A requested fault delays the next request. Does not hold up the requests in flight.
+    Turn(Duration),
 }
 
 /// State of the requester before a run.
@@ -178,6 +178,7 @@ impl Requester {
                     Some(WaitInspect { what: "response", due_in_us: Some(due_in_us(deadline)) })
                 }
                 Wait::Resume => Some(WaitInspect { what: "resume", due_in_us: None }),
+                Wait::Turn(begins) => Some(WaitInspect { what: "delay", due_in_us: Some(due_in_us(begins)) }),
             },
             retries_left: self.retries,
             rnr_retries_left: self.rnr_retries,
@@ -267,12 +268,18 @@ impl Requester {
     #[cold]
     pub(crate) fn is_delayed(&mut self, qp: &Qp) -> bool {
         let Adapter { faults, engine, .. } = &*qp.adapter;
-        let Some(progress) = self.current.as_mut().filter(|progress| !progress.checked) else { return false };
+        let Some(progress) = self.current.as_mut().filter(|next| !next.checked && !next.due) else { return false };
         let now = engine.now();
-        let begins = *progress.begins.get_or_insert_with(|| now.saturating_add(faults.delay(qp.state.id(), now)));
-        if now >= begins {
+        let begins = match self.wait {
+            Wait::Turn(begins) => begins,
+            _ => now.saturating_add(faults.delay(qp.state.id(), now)),
+        };
+        progress.due = now >= begins;
+        if progress.due {
+            self.wait = Wait::Nothing;
             return false;
         }
+        self.wait = Wait::Turn(begins);
         self.arm(qp, begins);
         true
     }
@@ -317,7 +324,9 @@ impl Requester {
         if self.pauses != pauses {
             // The peer may have been paused during a part of the wait, so the wait does not count.
             self.pauses = pauses;
-            self.wait = Wait::Nothing;
+            if !matches!(self.wait, Wait::Turn(_)) {
+                self.wait = Wait::Nothing;
+            }
         }
         let (Wait::Receive(deadline) | Wait::Response(deadline)) = self.wait else { return Readiness::Ready };
         let woken = qp.task().take_wake() && matches!(self.wait, Wait::Receive(_));
@@ -332,7 +341,7 @@ impl Requester {
             return Readiness::Waiting;
         }
         match self.wait {
-            Wait::Nothing | Wait::Resume => {}
+            Wait::Nothing | Wait::Resume | Wait::Turn(_) => {}
             Wait::Receive(_) => {
                 Counters::bump(&counters.rnr_retries);
                 if self.attrs.rnr_retry < 7 {

@@ -295,12 +295,17 @@ impl ApartStep<'_> {
         let guard = MemoryGuard::open(&qp.adapter, None);
         let own = guard.own();
         self.route.connection = part.connection;
-        self.requester.current = Some(part.progress);
+        let before = self.requester.current.replace(part.progress);
         self.budget.take_bytes(part.progress.done.saturating_sub(part.before));
         let work = &self.requester.work;
         let gets = matches!(work.op, SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+        // An atomic whose response a requested fault loses stores its result all the same, because the peer does not
+        // execute it again.
+        let was_executed = before.is_some_and(|before| before.executed);
+        let has_result = matches!(met.step, Step::Done(_) | Step::Moved) || part.progress.executed;
         if gets
-            && matches!(met.step, Step::Done(_) | Step::Moved)
+            && has_result
+            && !was_executed
             && own_list(own, qp, work, Access::LOCAL_WRITE).write(part.before, &part.bytes).is_err()
         {
             return self.fail(own, WcStatus::LocalProtection);

@@ -293,22 +293,22 @@ impl<O: OwnSide> Exchange<'_, O> {
     /// As [`Self::execute`], with the faults of the requester's device.
     #[cold]
     fn execute_with_faults(&mut self, tally: &mut Tally) -> Result<Step, NakReason> {
-        let step = match self.progress.executed {
-            // The responder recognises a duplicate, and answers it again (IBA 9.7.5.1.4).
-            Some(byte_len) if matches!(self.work.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) => {
-                let stored = self.own.store(self.qp, self.work, self.progress.original.to_le_bytes());
-                stored.map_or(Step::Failed(WcStatus::LocalProtection), |()| Step::Done(byte_len))
-            }
-            Some(byte_len) => Step::Done(byte_len),
-            None => self.execute_once(tally)?,
+        let step = if self.progress.executed {
+            // The responder recognises a duplicate, and answers it again (IBA 9.7.5.1.4). The previous value of an
+            // atomic is in the request's memory already.
+            let is_atomic = matches!(self.work.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+            Step::Done(if is_atomic { 8 } else { 0 })
+        } else {
+            self.execute_once(tally)?
         };
-        let Step::Done(byte_len) = step else { return Ok(step) };
+        if !matches!(step, Step::Done(_)) {
+            return Ok(step);
+        }
         match self.qp.fault(Site::Response) {
             Some(Fault::BadResponse) => Ok(Step::Failed(WcStatus::BadResponse)),
             Some(_) => {
                 // A duplicate READ is executed again.
-                let again = matches!(self.work.op, SendOp::Read { .. });
-                self.progress.executed = (!again).then_some(byte_len);
+                self.progress.executed = !matches!(self.work.op, SendOp::Read { .. });
                 Err(NakReason::Silence)
             }
             None => Ok(step),
@@ -456,7 +456,6 @@ impl<O: OwnSide> Exchange<'_, O> {
         let Ok(old) = checked.and_then(|()| execute_atomic(peer, memory, remote, change)) else {
             return Err(self.responder.refuse(peer, memory.view, NakReason::RemoteAccess));
         };
-        self.progress.original = old;
         let stored = self.own.store(self.qp, self.work, old.to_le_bytes());
         Ok(stored.map_or(Step::Failed(WcStatus::LocalProtection), |()| Step::Done(8)))
     }
