@@ -66,7 +66,11 @@ fuzz_target!(|steps: Steps<Step>| {
             }
             Step::Doorbell(page, register, bits, handle) => {
                 let value = u32::from(*bits) << 24 | handle.get() & 0x00ff_ffff;
-                let _ = device.bar_write(2, u64::from(page % 10) * PAGE + u64::from(register % 4) * 4, &value.to_le_bytes());
+                let _ = device.bar_write(
+                    2,
+                    u64::from(page % 10) * PAGE + u64::from(register % 4) * 4,
+                    &value.to_le_bytes(),
+                );
             }
             Step::Memory(address, data) => poke(&guest.memory, address.get(PAGES), &data.0),
             Step::Pointer(at, address) => {
