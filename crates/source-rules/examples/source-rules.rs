@@ -44,7 +44,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Prints all circles, those of two files included, which are allowed.
+/// Prints all circles.
 fn print_circles(workspace: &Workspace, prefix: &str) {
     let arrows = circles::arrows(workspace);
     for circle in circles::circles(workspace, &arrows) {
