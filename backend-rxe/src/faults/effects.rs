@@ -113,7 +113,8 @@ impl DeviceFaults {
         Ok(())
     }
 
-    /// Applies faults of the device by `apply`, which a worker calls without locks. Its calls are in order.
+    /// Applies faults of the device by `apply`. A worker calls it with no lock but the one that keeps the calls in
+    /// order. A call that has begun may end after the handle is dropped.
     pub fn apply_by(&self, apply: impl Fn(DeviceEffect) + Send + Sync + 'static) {
         *self.0.apply.lock() = Some(Arc::new(apply));
     }

@@ -175,6 +175,12 @@ pub struct FaultRule {
 /// Length of a delay without `by`.
 const DELAY: Duration = Duration::from_millis(10);
 
+/// Longest jitter.
+const MAX_JITTER: Duration = Duration::from_secs(60 * 60);
+
+/// Shortest time without a fault of the device, and shortest duration of one.
+const MIN_DEVICE_TIME: Duration = Duration::from_millis(1);
+
 /// Longest duration in a rule.
 const MAX_TIME: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -202,6 +208,15 @@ impl FaultRule {
         let delays = self.fault == Fault::Delay;
         if !delays && (self.by, self.jitter) != (DELAY, Duration::ZERO) {
             return Err(format!("{} has no 'by' and no 'jitter': they belong to delay", self.fault.word()));
+        }
+        if self.jitter > MAX_JITTER {
+            return Err("a jitter is at most an hour".to_owned());
+        }
+        // A fault of the device that begins and ends without a pause would keep a worker busy.
+        let after = if let Trigger::After(time) = self.trigger { Some(time) } else { None };
+        let is_short = [after, self.lasts].into_iter().flatten().any(|time| time < MIN_DEVICE_TIME);
+        if self.fault.scope() == Scope::Device && is_short {
+            return Err(format!("'after' and 'for' of {} are at least 1ms", self.fault.word()));
         }
         if self.fault == Fault::DeviceFatal && self.lasts.is_some() {
             return Err("device-fatal ends when the driver starts the device again: it has no 'for'".to_owned());
