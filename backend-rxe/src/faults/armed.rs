@@ -134,7 +134,7 @@ impl Armed {
             return by;
         }
         let most = u32::try_from(jitter.as_micros()).unwrap_or(u32::MAX);
-        let part = self.random.draw().unwrap_or_default() % most.saturating_add(1).max(1);
+        let part = self.random.draw().unwrap_or_default() % most.saturating_add(1);
         by.saturating_add(Duration::from_micros(part.into()))
     }
 

@@ -303,10 +303,10 @@ fn a_response_that_contradicts_the_protocol_ends_the_requester() {
     }
 }
 
-#[test]
-fn delayed_requests_begin_late_and_in_order() {
+/// Two devices, of which the first has this fault and has posted all requests.
+fn sending(rule: &str) -> (Pair, DeviceFaults) {
     let world = World::new();
-    let _faults = set(&world, 1, &["delay/nth:3/by:20ms"]);
+    let faults = set(&world, 1, &[rule]);
     let pair = Pair::with(world, |_| {}, |_| {});
     for wr_id in 0..REQUESTS {
         pair.right.recv(100 + wr_id, &[]);
@@ -314,6 +314,12 @@ fn delayed_requests_begin_late_and_in_order() {
     }
     pair.left.qp.notify_send();
     pair.world.run();
+    (pair, faults)
+}
+
+#[test]
+fn delayed_requests_begin_late_and_in_order() {
+    let (pair, _faults) = sending("delay/nth:3/by:20ms");
     assert_eq!(pair.right.rcq.poll().len() as u64, HIT);
     let start = pair.world.clock.now();
     while pair.right.rcq.total() == HIT {
@@ -327,15 +333,7 @@ fn delayed_requests_begin_late_and_in_order() {
 
 #[test]
 fn a_delayed_request_can_be_flushed() {
-    let world = World::new();
-    let _faults = set(&world, 1, &["delay/nth:2/by:20ms"]);
-    let pair = Pair::with(world, |_| {}, |_| {});
-    for wr_id in 0..REQUESTS {
-        pair.right.recv(100 + wr_id, &[]);
-        pair.left.post(wr_id, SEND, &[]);
-    }
-    pair.left.qp.notify_send();
-    pair.world.run();
+    let (pair, _faults) = sending("delay/nth:2/by:20ms");
     let error = QpAttrs { state: QpState::Error, ..QpAttrs::default() };
     pair.left.qp.modify(&error, QpAttrMask::STATE).unwrap();
     pair.settle();
