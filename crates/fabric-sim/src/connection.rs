@@ -234,8 +234,8 @@ impl Sender {
     }
 
     /// Handles a congestion notification.
-    pub(crate) fn take_notification(&self, config: &Congestion, now: Duration, seed: u64) {
-        self.rate.notify(config, now, seed);
+    pub(crate) fn take_notification(&self, config: &Congestion, now: Duration, seed: u64, port: Option<u16>) {
+        self.rate.notify(config, now, seed, port);
     }
 
     /// Returns the number of messages that were finished since the last call.

@@ -324,7 +324,7 @@ impl Fabric {
         let Some(sender) = self.senders.get_mut(connection) else { return };
         if packet.header.bth.opcode == Opcode::CNP {
             if let Some(config) = config {
-                sender.take_notification(&config, now, connection as u64);
+                sender.take_notification(&config, now, connection as u64, packet.header.network.source_port());
             }
             return;
         }

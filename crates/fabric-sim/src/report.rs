@@ -32,7 +32,8 @@ impl Experiment {
         }
     }
 
-    /// Returns a permutation, with this number of connections for each pair of hosts.
+    /// Returns a permutation, with this number of connections for each pair of hosts, 200 ms after they have started
+    /// together.
     pub const fn permutation(plan: Plan, transport: Transport, connections: usize) -> Self {
         Self {
             plan,
@@ -40,7 +41,7 @@ impl Experiment {
             connections,
             transport,
             message: 1 << 20,
-            warm: ms(20),
+            warm: ms(200),
             length: ms(10),
             patience: ms(100),
             fault: None,
@@ -129,12 +130,8 @@ fn exchanges() -> Rows {
 
 fn faults() -> Rows {
     let plan = Plan { leaves: 4, ..Plan::full() };
-    let of = |transport| Experiment {
-        warm: ms(10),
-        length: ms(40),
-        patience: ms(100),
-        ..Experiment::permutation(plan, transport, 1)
-    };
+    let of =
+        |transport| Experiment { length: ms(40), patience: ms(100), ..Experiment::permutation(plan, transport, 1) };
     let mut rows = Rows::new();
     for transport in Transport::ALL {
         rows.push(row("64 hosts, a line loses 1 %", of(transport).with_loss(100, None)));

@@ -23,7 +23,7 @@
 //! let rate = RateLimiter::default();
 //! assert_eq!(rate.blocked_until(now), None, "there is no limit without notifications");
 //!
-//! assert!(rate.notify(&config, now, 1));
+//! assert!(rate.notify(&config, now, 1, None));
 //! rate.sent(now, 4096);
 //! let takes = Duration::from_nanos(4096 * 1_000_000_000 / (config.line_rate / 2));
 //! assert_eq!(rate.blocked_until(now), Some(now + takes));

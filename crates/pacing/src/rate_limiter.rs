@@ -2,7 +2,7 @@
 //!
 //! A QP without notifications pays one load of a flag for each packet.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -12,6 +12,9 @@ use pvrdma_roce::{
     wire::{Operation, Packet},
 };
 
+/// Flag of a notification, above its 16 bits of a port.
+const NEWS: u32 = 1 << 16;
+
 /// Congestion state of a QP.
 #[derive(Debug, Default)]
 pub struct RateLimiter {
@@ -19,8 +22,8 @@ pub struct RateLimiter {
     on: AtomicBool,
     /// The rate that both halves share.
     reaction: Mutex<Option<Box<ReactionPoint>>>,
-    /// A notification has arrived that the requester has not handled yet.
-    news: AtomicBool,
+    /// The last notification, if the requester has not handled it yet: [`NEWS`] and its source port. 0: none.
+    news: AtomicU32,
     /// Time of the last notification sent for this QP, in nanoseconds. 0: never.
     notified: AtomicU64,
 }
@@ -64,18 +67,25 @@ impl RateLimiter {
         }
     }
 
-    /// Reduces the rate. `seed` differs between queue pairs. Returns `true` if the rate was cut.
-    pub fn notify(&self, config: &Congestion, now: Duration, seed: u64) -> bool {
+    /// Reduces the rate. `seed` differs between queue pairs; `port` is the UDP source port of the notification. Returns
+    /// `true` if the rate was cut.
+    pub fn notify(&self, config: &Congestion, now: Duration, seed: u64, port: Option<u16>) -> bool {
         let mut reaction = self.reaction.lock();
         let cut = reaction.get_or_insert_with(|| Box::new(ReactionPoint::new(config, now, seed))).notify(now);
-        self.news.store(true, Ordering::Relaxed);
+        self.news.store(NEWS | u32::from(port.unwrap_or(0)), Ordering::Relaxed);
         self.on.store(true, Ordering::Relaxed);
         cut
     }
 
-    /// Returns `true` if a notification has arrived since the last call.
-    pub fn take_notified(&self) -> bool {
-        self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Relaxed)
+    /// Returns the UDP source port of the last notification that has arrived since the previous call. `None`: there was
+    /// no notification. RoCE v1 has no ports.
+    pub fn take_notified(&self) -> Option<Option<u16>> {
+        let news = match self.news.load(Ordering::Relaxed) {
+            0 => return None,
+            _ => self.news.swap(0, Ordering::Relaxed),
+        };
+        let [high, low] = [news.to_be_bytes()[2], news.to_be_bytes()[3]];
+        Some(Some(u16::from_be_bytes([high, low])).filter(|&port| port != 0))
     }
 
     /// Returns `true` if a notification can be sent now, and records its time. Only the thread that
@@ -106,7 +116,7 @@ impl RateLimiter {
         let mut reaction = self.reaction.lock();
         *reaction = None;
         self.on.store(false, Ordering::Relaxed);
-        self.news.store(false, Ordering::Relaxed);
+        self.news.store(0, Ordering::Relaxed);
         self.notified.store(0, Ordering::Relaxed);
     }
 }

@@ -61,7 +61,8 @@ pub(super) fn notified(port: &Port, node: &Node<Endpoint>, packet: &Packet<'_>) 
         (Some(config), Some(endpoint)) if is_from_peer(&endpoint, packet) => {
             let [a, b, c, d, e, f] = packet.header.ethernet.destination.0;
             let seed = u64::from_be_bytes([0, 0, a, b, c, d, e, f]) << 16 ^ u64::from(endpoint.qp().qpn.get());
-            let cut = endpoint.rate().notify(config, node.adapter.engine.now(), seed);
+            let port = packet.header.network.source_port();
+            let cut = endpoint.rate().notify(config, node.adapter.engine.now(), seed, port);
             PortCounters::add(&counters.wire_rate_cuts, cut.into());
         }
         _ => PortCounters::bump(&counters.wire_cnps_ignored),

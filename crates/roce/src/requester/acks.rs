@@ -8,6 +8,7 @@ use pvrdma_verbs_types::{SendOp, WcStatus};
 use super::Requester;
 use super::loss_recovery::{Attempt, Probe, Setback};
 use super::request::Stage;
+use super::response_tracker;
 use super::sack::Sack;
 use super::send_state::Seq;
 use super::timers::Timer;
@@ -148,8 +149,9 @@ impl Requester {
     pub(super) fn notice_missing(&mut self, now: Duration, newest: Seq) {
         if !self.ended {
             let Self { responses, recovery, .. } = self;
-            responses.on_response(now, newest, self.snd.una, || recovery.patience());
-            self.restart_reordering_timer();
+            responses
+                .on_response(now, newest, self.snd.una, || recovery.reordering(now, response_tracker::MAX_REORDERING));
+            self.restart_reordering_timer(now);
         }
     }
 

@@ -70,6 +70,15 @@ pub(super) enum Attempt {
     Second,
 }
 
+/// Bounds within which an overtaken packet counts as late and not as lost.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reordering {
+    /// Packets that may overtake it.
+    pub(super) packets: Seq,
+    /// Time since it was overtaken.
+    pub(super) time: Duration,
+}
+
 #[derive(Debug)]
 pub(super) struct LossRecovery {
     /// PSNs that may be in flight now, and upper bound of that.
@@ -107,6 +116,8 @@ pub(super) struct LossRecovery {
     alone_until: Option<Seq>,
     /// Number of consecutive NAKs that named the packet after the retransmitted one.
     consecutive_naks: u32,
+    /// Until this time, packets may arrive in any order.
+    tolerant: Duration,
 }
 
 impl LossRecovery {
@@ -131,6 +142,7 @@ impl LossRecovery {
             free_psn: None,
             alone_until: None,
             consecutive_naks: 0,
+            tolerant: Duration::ZERO,
         }
     }
 
@@ -156,15 +168,34 @@ impl LossRecovery {
         self.rtt.estimate().or_else(|| self.response_time.estimate())
     }
 
-    /// Time for which an overtaken response counts as late and not as lost.
-    pub(super) fn patience(&self) -> Duration {
-        self.rtt_estimate().map_or(MIN_PATIENCE, |(srtt, _)| (srtt / 4).max(MIN_PATIENCE))
+    /// Allows packets to arrive in any order until this time, because they take different paths.
+    pub(super) const fn tolerate_until(&mut self, time: Duration) {
+        self.tolerant = time;
+    }
+
+    /// Returns how far packets may be overtaken and count as late and not as lost, if at most `packets` may overtake
+    /// another one on the same path.
+    pub(super) fn reordering(&self, now: Duration, packets: Seq) -> Reordering {
+        if now < self.tolerant {
+            Reordering { packets: self.window.into(), time: self.patience(now) }
+        } else {
+            Reordering { packets, time: self.patience(now) }
+        }
+    }
+
+    /// Time for which an overtaken packet counts as late and not as lost.
+    pub(super) fn patience(&self, now: Duration) -> Duration {
+        let tolerant = now < self.tolerant;
+        self.rtt_estimate().map_or(MIN_PATIENCE, |(srtt, rttvar)| {
+            (if tolerant { (srtt + rttvar * 4) * 2 } else { srtt / 4 }).max(MIN_PATIENCE)
+        })
     }
 
     /// Time for which a timer waits for an overtaken packet. `more`: later packets are still to come and will reveal
     /// the loss.
-    pub(super) fn timer_patience(&self, more: bool) -> Duration {
-        if more { self.patience().saturating_mul(PATIENCE_IF_MORE) } else { self.patience() }
+    pub(super) fn timer_patience(&self, now: Duration, more: bool) -> Duration {
+        let patience = self.patience(now);
+        if more { patience.saturating_mul(PATIENCE_IF_MORE) } else { patience }
     }
 
     /// Records that a packet up to `end` that requests an ACK was sent for the first time.

@@ -1,15 +1,15 @@
 //! Selection of one of several equal-cost paths for a connection.
 //!
 //! Switches select among equal-cost paths by a hash of addresses and ports, so a connection stays on one path whatever
-//! happens there. Between two endpoints that have agreed on it ([`super::selective`]), a connection moves to another
-//! path by changing its UDP source port, as TCP does in Linux ("PLB", Qureshi et al., SIGCOMM 2022, and after
-//! timeouts). The bits in which the port differs from the connection's own are its *entropy*. There are two reasons to
-//! move.
+//! happens there. Between two endpoints that have agreed on it ([`super::selective`]), a connection takes another path
+//! by changing its UDP source port, as TCP does in Linux ("PLB", Qureshi et al., SIGCOMM 2022, and after timeouts). The
+//! bits in which the port differs from the connection's own are its *entropy*. There are two reasons to change it.
 //!
-//! * **Congestion.** Several round trips in a row were congested: a packet was marked, the window was cut, or the
-//!   queueing delay was close to its maximum. A connection that has moved and meets congestion again waits twice as
-//!   long before its next move, because other paths are probably no better. After a while without congestion, this is
-//!   forgotten. Right after a move, packets of the old path count as late and not as lost.
+//! * **Congestion.** Several round trips were congested: a packet was marked, the window was cut, or the queueing delay
+//!   was close to its maximum. The connection *moves* to another path. If a few paths in a row are congested, others
+//!   collide on each of them, and the connection *sprays*: each packet takes another path ("REPS", Bonato et al.,
+//!   2024). After a while without congestion, it returns to one path. Packets that were sent on other paths count as
+//!   late and not as lost for longer than packets of one path.
 //! * **Silence.** The second probe in a row, and each ACK timeout, starts a *search*: each packet takes another path,
 //!   until a response arrives. A connection that has just moved and gets no response returns to its previous path
 //!   first.
@@ -21,14 +21,25 @@
 use std::time::Duration;
 
 use super::Requester;
-use super::path_choice::{COPIES, PROBES};
+use super::path_choice::{COPIES, Decision, Mode, PROBES, Round};
 use crate::path::ENTROPY;
 use crate::wire::{Ecn, Operation, Packet};
 
 impl Requester {
-    /// Handles a congestion notification about packets of this connection.
-    pub const fn handle_notification(&mut self) {
+    /// Handles a congestion notification about packets of this connection. It takes the path of the marked packet, so
+    /// its UDP source port, `port`, identifies that path.
+    pub fn handle_notification(&mut self, port: Option<u16>) {
         self.multipath.marked = true;
+        if let Some((port, own)) = port.zip(self.multipath.peer_port) {
+            self.leave_path((port ^ own) & ENTROPY);
+        }
+    }
+
+    /// Stops to use a congested path, if packets are spread.
+    fn leave_path(&mut self, entropy: u16) {
+        if self.multipath.mode == Mode::Spraying {
+            self.multipath.leave(entropy);
+        }
     }
 
     /// Returns `true` if the connection may take other paths than its own.
@@ -48,20 +59,21 @@ impl Requester {
         if !self.multipath.enabled || !self.has_agreed() {
             return;
         }
-        let header = &packet.header;
-        if header.network.ecn() == Ecn::Congested
-            && header.bth.opcode.info().is_some_and(|info| info.operation == Operation::ReadResponse)
-        {
-            self.multipath.marked = true;
-        }
-        let Some(port) = header.network.source_port() else { return };
+        let network = &packet.header.network;
+        let is_data = packet.header.bth.opcode.info().is_some_and(|info| info.operation == Operation::ReadResponse);
+        let marked = network.ecn() == Ecn::Congested && is_data;
+        self.multipath.marked |= marked;
+        let Some(port) = network.source_port() else { return };
         let entropy = (port ^ *self.multipath.peer_port.get_or_insert(port)) & ENTROPY;
         self.multipath.peer_follows |= entropy != 0;
         if entropy == self.multipath.entropy {
             self.multipath.fallback = None;
         }
-        if self.multipath.searching {
-            self.multipath.searching = false;
+        if marked {
+            self.leave_path(entropy);
+        }
+        if self.multipath.mode == Mode::Searching {
+            self.multipath.mode = Mode::Single;
             self.multipath.copies = 0;
             // The response got through, and so did the request that it answers.
             if self.multipath.peer_follows {
@@ -84,38 +96,65 @@ impl Requester {
         let cuts = self.recovery.cuts();
         let cut = std::mem::replace(&mut self.multipath.cuts, cuts) != cuts;
         let marked = std::mem::take(&mut self.multipath.marked);
-        let congested = marked || cut || self.recovery.is_late();
-        if self.multipath.end_round_trip(congested, una == max) && self.may_rehash() {
-            self.multipath.on_move();
-            self.multipath.fallback = Some(self.multipath.entropy);
-            self.rehash();
-            let tolerant = now.saturating_add(self.rto().unwrap_or_default().saturating_mul(2));
-            self.scoreboard.on_rehash(tolerant, max);
-            self.responses.on_rehash(tolerant);
+        let round = match marked || self.recovery.is_late() {
+            _ if cut => Round::Cut,
+            true => Round::Congested,
+            false => Round::Calm,
+        };
+        let decision = self.multipath.end_round_trip(round);
+        // The responder sends the responses of a READ on one path, so spreading its requests would only reorder them.
+        let reads = self.responses.outstanding() > 0;
+        match decision {
+            Decision::Spray if reads => self.multipath.hold(),
+            Decision::Spray if self.may_rehash() => {
+                self.stats.rehashed += 1;
+                self.multipath.spray();
+                self.recovery.tolerate_until(Duration::MAX);
+            }
+            Decision::Move if self.may_rehash() => {
+                self.stats.rehashed += 1;
+                let entropy = self.multipath.change_path();
+                self.set_entropy(entropy);
+                self.end_spraying(now);
+            }
+            Decision::Settle => self.end_spraying(now),
+            Decision::Stay if reads && self.multipath.mode == Mode::Spraying => {
+                self.multipath.hold();
+                self.end_spraying(now);
+            }
+            Decision::Stay | Decision::Move | Decision::Spray => {}
         }
     }
 
+    /// Returns to a single path. Packets in transit may still overtake others.
+    fn end_spraying(&mut self, now: Duration) {
+        self.multipath.mode = Mode::Single;
+        self.recovery.tolerate_until(now.saturating_add(self.rto().unwrap_or_default().saturating_mul(2)));
+    }
+
     /// Starts or continues a search, as `probes` consecutive probes got no response.
-    pub(super) fn search_path(&mut self, probes: u32) {
+    pub(super) fn search_path(&mut self, now: Duration, probes: u32) {
         if let Some(before) = self.multipath.fallback.take() {
             self.stats.rehashed += 1;
             self.set_entropy(before);
         } else if probes >= PROBES && self.may_rehash() {
-            self.multipath.searching = true;
+            if self.multipath.mode == Mode::Spraying {
+                self.multipath.hold();
+                self.end_spraying(now);
+            }
+            self.stats.rehashed += 1;
+            self.multipath.mode = Mode::Searching;
             self.multipath.copies = COPIES;
-            self.rehash();
         }
     }
 
-    fn rehash(&mut self) {
-        self.stats.rehashed += 1;
-        self.multipath.mixed = true;
-        self.take_other_path();
-    }
-
-    /// Selects another path for the next packet.
-    pub(super) fn take_other_path(&mut self) {
-        let entropy = self.multipath.other_entropy();
+    /// Selects the path of the packet at `snd.nxt`, which is `lost` if it was lost on another one.
+    pub(super) fn select_path(&mut self, lost: bool) {
+        let entropy = match self.multipath.mode {
+            Mode::Single => return,
+            Mode::Spraying => self.multipath.spread(self.snd.nxt, lost),
+            Mode::Searching => self.multipath.other_entropy(),
+        };
         self.set_entropy(entropy);
     }
 

@@ -9,10 +9,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::loss_recovery::Reordering;
 use super::send_state::Seq;
 
 /// Number of PSNs that may overtake a response before it counts as lost. Networks with several paths reorder by less.
-const MAX_REORDERING: Seq = 32;
+pub(super) const MAX_REORDERING: Seq = 32;
 
 /// State of the first missing response of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,8 +49,6 @@ pub(super) struct ResponseTracker {
     newest: Seq,
     /// PSN after the newest response whose data has arrived, since the requester last went back.
     answered: Seq,
-    /// Until this time any response may be overtaken, because the path has changed.
-    tolerant: Duration,
     /// Some gap is not [`Gap::None`].
     any_gap: bool,
     /// Some gap is [`Gap::Lost`].
@@ -64,7 +63,6 @@ impl ResponseTracker {
             early: 0,
             newest: first,
             answered: first,
-            tolerant: Duration::ZERO,
             any_gap: false,
             any_lost: false,
         }
@@ -150,24 +148,19 @@ impl ResponseTracker {
         }
     }
 
-    /// Looks for overtaken responses, and for those that were overtaken at least `patience` ago. The responder has
-    /// responded to everything before `newest`, and everything before `una` is done.
+    /// Looks for overtaken responses that are lost according to `order`. The responder has responded to everything
+    /// before `newest`, and everything before `una` is done.
     #[inline]
-    pub(super) fn on_response(&mut self, now: Duration, newest: Seq, una: Seq, patience: impl Fn() -> Duration) {
+    pub(super) fn on_response(&mut self, now: Duration, newest: Seq, una: Seq, order: impl Fn() -> Reordering) {
         self.newest = self.newest.max(newest);
         if self.newest > una || self.any_gap {
-            self.find_gaps(now, una, patience());
+            self.find_gaps(now, una, order());
         }
     }
 
-    /// Handles a change of path: until then responses may arrive in any order.
-    pub(super) const fn on_rehash(&mut self, until: Duration) {
-        self.tolerant = until;
-    }
-
-    fn find_gaps(&mut self, now: Duration, una: Seq, patience: Duration) {
+    fn find_gaps(&mut self, now: Duration, una: Seq, order: Reordering) {
         self.any_gap = false;
-        let most = if now < self.tolerant { Seq::MAX / 2 } else { MAX_REORDERING };
+        let Reordering { packets: most, time: patience } = order;
         for at in 0..self.outstanding.len() {
             let Some(&Outstanding { start, end, gap }) = self.outstanding.get(at) else { return };
             let missing = self.first_missing(start.max(una));
@@ -177,12 +170,10 @@ impl ResponseTracker {
                 Gap::Requested(seq, max) if seq == missing && self.newest >= max + most => Gap::Lost(seq),
                 Gap::Lost(seq) | Gap::Requested(seq, _) if seq == missing => gap,
                 _ if self.newest - missing >= most => Gap::Lost(missing),
-                Gap::Overtaken(seq, since) if seq == missing => {
-                    match since.saturating_add(patience).max(self.tolerant) <= now {
-                        true => Gap::Lost(seq),
-                        false => gap,
-                    }
-                }
+                Gap::Overtaken(seq, since) if seq == missing => match since.saturating_add(patience) <= now {
+                    true => Gap::Lost(seq),
+                    false => gap,
+                },
                 _ => Gap::Overtaken(missing, now),
             };
             self.set_gap(at, gap);
@@ -212,7 +203,7 @@ impl ResponseTracker {
             return None;
         }
         let overtaken = self.outstanding.iter().filter_map(|request| match request.gap {
-            Gap::Overtaken(_, since) => Some(since.saturating_add(patience).max(self.tolerant)),
+            Gap::Overtaken(_, since) => Some(since.saturating_add(patience)),
             _ => None,
         });
         overtaken.min()
@@ -222,7 +213,7 @@ impl ResponseTracker {
     pub(super) fn on_timeout(&mut self, now: Duration, patience: Duration) {
         for at in 0..self.outstanding.len() {
             if let Some(&Outstanding { gap: Gap::Overtaken(seq, since), .. }) = self.outstanding.get(at)
-                && since.saturating_add(patience).max(self.tolerant) <= now
+                && since.saturating_add(patience) <= now
             {
                 self.set_gap(at, Gap::Lost(seq));
             }
@@ -276,7 +267,7 @@ mod tests {
         Duration::from_micros(microseconds)
     }
 
-    const PATIENCE: fn() -> Duration = || us(100);
+    const ORDER: fn() -> Reordering = || Reordering { packets: MAX_REORDERING, time: us(100) };
 
     fn tracker(requests: &[(Seq, Seq)]) -> ResponseTracker {
         let mut tracker = ResponseTracker::new(0);
@@ -287,7 +278,7 @@ mod tests {
     fn come(tracker: &mut ResponseTracker, now: Duration, una: Seq, seqs: impl IntoIterator<Item = Seq>) {
         for seq in seqs {
             tracker.insert(seq);
-            tracker.on_response(now, seq, una, PATIENCE);
+            tracker.on_response(now, seq, una, ORDER);
         }
     }
 
@@ -317,7 +308,7 @@ mod tests {
         come(&mut tracker, us(200), 0, 6..64);
         assert_eq!((tracker.deadline(us(100)), tracker.take_lost(128)), (None, None));
         tracker.on_acked(3);
-        tracker.on_response(us(300), 3, 3, PATIENCE);
+        tracker.on_response(us(300), 3, 3, ORDER);
         assert_eq!(tracker.take_lost(128), Some((3, 1)));
         // Another request has gaps of its own.
         come(&mut tracker, us(400), 3, 70..110);
@@ -331,11 +322,11 @@ mod tests {
         let mut tracker = tracker(&[(0, 64)]);
         come(&mut tracker, us(5), 0, [1, 2, 4]);
         tracker.on_acked(3);
-        tracker.on_response(us(50), 0, 3, PATIENCE);
+        tracker.on_response(us(50), 0, 3, ORDER);
         // Another response is missing, since then.
         assert_eq!(tracker.deadline(us(100)), Some(us(150)));
         tracker.on_acked(5);
-        tracker.on_response(us(60), 3, 5, PATIENCE);
+        tracker.on_response(us(60), 3, 5, ORDER);
         assert_eq!(tracker.deadline(us(100)), None);
     }
 

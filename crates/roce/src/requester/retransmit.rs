@@ -23,23 +23,23 @@ impl Requester {
         if self.timers.has_expired(Timer::Ack, now) {
             self.stats.timeouts += 1;
             self.recovery.on_timeout();
-            self.search_path(u32::MAX);
+            self.search_path(now, u32::MAX);
             self.retry(now, self.snd.una, Setback::Silence, ops);
             self.recovery.timed_out = true;
             return;
         }
         if self.timers.has_expired(Timer::Reordering, now) {
-            let patience = self.recovery.patience();
+            let patience = self.recovery.patience(now);
             self.responses.on_timeout(now, patience);
             if self.scoreboard.deadline(patience).is_some_and(|deadline| deadline <= now) {
                 self.find_lost(now);
             }
-            self.restart_reordering_timer();
+            self.restart_reordering_timer(now);
         }
         if self.timers.has_expired(Timer::Probe, now) {
             self.stats.probes += 1;
             let probes = self.recovery.on_probe();
-            self.search_path(probes);
+            self.search_path(now, probes);
             self.probe_oldest(now, Attempt::First);
             self.restart_probe_timer(now, true);
         }
@@ -84,11 +84,11 @@ impl Requester {
     }
 
     /// Restarts the timer for overtaken packets. The arrival of later packets reveals their loss as well.
-    pub(super) fn restart_reordering_timer(&mut self) {
+    pub(super) fn restart_reordering_timer(&mut self, now: Duration) {
         let (responses, scoreboard) = (self.responses.expects_more(), self.scoreboard.newest() < self.snd.max);
         let deadlines = [
-            self.responses.deadline(self.recovery.timer_patience(responses)),
-            self.scoreboard.deadline(self.recovery.timer_patience(scoreboard)),
+            self.responses.deadline(self.recovery.timer_patience(now, responses)),
+            self.scoreboard.deadline(self.recovery.timer_patience(now, scoreboard)),
         ];
         self.timers.set(Timer::Reordering, deadlines.into_iter().flatten().min());
     }

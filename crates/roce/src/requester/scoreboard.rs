@@ -7,11 +7,12 @@
 use std::time::Duration;
 
 use super::congestion_window::Loss;
+use super::loss_recovery::Reordering;
 use super::send_state::Seq;
 use crate::wire::SackMap;
 
 /// Number of packets that may overtake another before it counts as lost at once.
-const MAX_REORDERING: Seq = 3;
+pub(super) const MAX_REORDERING: Seq = 3;
 /// Words of the bitmap: they hold the PSNs that a map covers, at any offset in a word.
 const WORDS: usize = SackMap::MAX_DISTANCE as usize / 64 + 2;
 
@@ -31,16 +32,6 @@ struct Retransmission {
     number: u64,
 }
 
-/// A change of path.
-#[derive(Clone, Copy, Debug)]
-struct Rehash {
-    /// First PSN that was never sent at that time, and number of retransmissions before it.
-    max: Seq,
-    number: u64,
-    /// Time until which it matters.
-    until: Duration,
-}
-
 /// Packets that have arrived, and packets that have not.
 #[derive(Debug)]
 pub(super) struct Scoreboard {
@@ -56,8 +47,6 @@ pub(super) struct Scoreboard {
     retransmissions: u64,
     /// Number of the newest retransmission that has arrived.
     arrived: u64,
-    /// Last change of path: until its end, packets sent before it may be overtaken by packets sent after it.
-    rehash: Option<Rehash>,
     /// Time since when packets are missing that only a few have overtaken, and the newest packet at that time.
     overtaken: Option<(Duration, Seq)>,
 }
@@ -72,7 +61,6 @@ impl Default for Scoreboard {
             holes: Vec::new(),
             retransmissions: 0,
             arrived: 0,
-            rehash: None,
             overtaken: None,
         }
     }
@@ -168,39 +156,19 @@ impl Scoreboard {
         self.received != before
     }
 
-    /// Handles a change of path. `max` is the first PSN that was never sent.
-    pub(super) const fn on_rehash(&mut self, until: Duration, max: Seq) {
-        self.rehash = Some(Rehash { max, number: self.retransmissions, until });
-    }
-
-    /// Returns the PSN after the newest packet before `max` that has arrived.
-    fn newest_before(&self, max: Seq) -> Seq {
-        let at = |(index, word): (usize, &u64)| {
-            let first = self.base + 64 * index as Seq;
-            let bits = max.saturating_sub(first).min(64);
-            let below = if bits < 64 { word & ((1 << bits) - 1) } else { *word };
-            (below != 0).then(|| first + Seq::from(u64::BITS - below.leading_zeros()))
-        };
-        self.words.iter().enumerate().rev().find_map(at).unwrap_or(0)
-    }
-
     /// Finds lost packets among those that have not arrived, which are given in order and before [`Self::newest`].
-    /// Packets that only a few have overtaken are lost, too, when that was at least `patience` ago. Returns the new
-    /// losses.
-    pub(super) fn find_lost(&mut self, now: Duration, packets: impl Iterator<Item = Seq>, patience: Duration) -> Loss {
-        let over = self.overtaken.filter(|(since, _)| since.saturating_add(patience) <= now);
+    /// Packets that only a few have overtaken are lost, too, when that was long enough ago. Returns the new losses.
+    pub(super) fn find_lost(&mut self, now: Duration, packets: impl Iterator<Item = Seq>, order: Reordering) -> Loss {
+        let over = self.overtaken.filter(|(since, _)| since.saturating_add(order.time) <= now);
         let old = over.map_or(0, |(_, newest)| newest);
         self.overtaken = self.overtaken.filter(|_| over.is_none());
-        self.rehash = self.rehash.filter(|rehash| now < rehash.until);
-        // Until then, only packets of the old path reveal losses on that path.
-        let (before, newest_before) = self.rehash.map_or((0, 0), |rehash| (rehash.max, self.newest_before(rehash.max)));
         let (mut late, mut lost) = (false, Loss::default());
         for seq in packets.filter(|&seq| !self.has(seq)).collect::<Vec<_>>() {
-            let enough = if seq < old { 0 } else { MAX_REORDERING };
+            let enough = if seq < old { 0 } else { order.packets };
             match self.holes.binary_search_by_key(&seq, |hole| hole.seq) {
                 Ok(at) if self.look_again(at, enough) => lost.add(seq, true),
                 Ok(_) => {}
-                Err(at) if (if seq < before { newest_before } else { self.newest }) > seq + enough => {
+                Err(at) if self.newest > seq + enough => {
                     self.holes.insert(at, Hole { seq, sent: None });
                     lost.add(seq, false);
                 }
@@ -213,12 +181,9 @@ impl Scoreboard {
 
     /// Checks a retransmission again: it is lost when a packet that was sent later has arrived.
     fn look_again(&mut self, at: usize, enough: Seq) -> bool {
-        let (newest, arrived, rehash) = (self.newest, self.arrived, self.rehash);
-        let is_lost = |sent: Retransmission| match rehash.filter(|rehash| sent.number <= rehash.number) {
-            // A packet that was sent later on the old path can only have been a retransmission.
-            Some(rehash) => arrived > sent.number && arrived <= rehash.number,
-            None => newest > sent.max + enough || arrived > sent.number,
-        };
+        let (newest, arrived) = (self.newest, self.arrived);
+        let is_lost =
+            |sent: Retransmission| newest > sent.max + enough || enough <= MAX_REORDERING && arrived > sent.number;
         self.holes.get_mut(at).is_some_and(|hole| hole.sent.take_if(|sent| is_lost(*sent)).is_some())
     }
 
@@ -257,6 +222,7 @@ mod tests {
 
     const NOW: Duration = Duration::from_micros(5);
     const MAX: Seq = 2000;
+    const ORDER: Reordering = Reordering { packets: MAX_REORDERING, time: NOW };
 
     fn map(distances: impl IntoIterator<Item = u32>) -> SackMap {
         let mut map = SackMap::default();
@@ -265,7 +231,7 @@ mod tests {
     }
 
     fn lost(board: &mut Scoreboard, from: Seq, max: Seq) -> Vec<Seq> {
-        board.find_lost(NOW, from..board.newest(), NOW);
+        board.find_lost(NOW, from..board.newest(), ORDER);
         std::iter::from_fn(|| board.take_lost(max, |_| false)).collect()
     }
 
@@ -298,10 +264,10 @@ mod tests {
         assert_eq!(board.deadline(NOW), Some(NOW * 2));
         // Packets that were overtaken meanwhile have their own time.
         board.update(100, &map([1, 2, 4]), MAX);
-        board.find_lost(NOW * 2, 100..board.newest(), NOW);
+        board.find_lost(NOW * 2, 100..board.newest(), ORDER);
         assert_eq!((board.take_lost(105, |_| false), board.take_lost(105, |_| false)), (Some(100), None));
         assert_eq!(board.deadline(NOW), Some(NOW * 3));
-        board.find_lost(NOW * 3, 100..board.newest(), NOW);
+        board.find_lost(NOW * 3, 100..board.newest(), ORDER);
         assert_eq!((board.take_lost(105, |_| false), board.deadline(NOW)), (Some(103), None));
     }
 

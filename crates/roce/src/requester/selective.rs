@@ -8,6 +8,7 @@ use super::Requester;
 use super::loss_recovery::Setback;
 use super::read_grid::ReadGrid;
 use super::request::{Request, Stage};
+use super::scoreboard::MAX_REORDERING;
 use super::send_state::Seq;
 use super::timers::Timer;
 use crate::wire::SackMap;
@@ -62,7 +63,7 @@ impl Requester {
 
     /// Looks for packets that others have overtaken.
     pub(super) fn find_lost(&mut self, now: Duration) {
-        let patience = self.recovery.patience();
+        let order = self.recovery.reordering(now, MAX_REORDERING);
         let newest = self.scoreboard.newest();
         let reads = &self.reads;
         let started = self.requests.iter().take_while(|request| request.stage == Stage::Started);
@@ -72,7 +73,7 @@ impl Requester {
             .take_while(|request| request.first < newest)
             .flat_map(|request| packets_of(request, executed, reads))
             .take_while(|&seq| seq < newest);
-        let lost = self.scoreboard.find_lost(now, missing, patience);
+        let lost = self.scoreboard.find_lost(now, missing, order);
         self.recovery.on_lost(now, lost, self.snd.max);
     }
 }

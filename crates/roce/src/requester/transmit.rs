@@ -247,9 +247,7 @@ impl Requester {
             || self.ack_policy.is_due(self.recovery.window())
             || in_flight >= self.recovery.window().into();
         let len = plan.len as usize;
-        if self.multipath.is_searching() {
-            self.take_other_path();
-        }
+        self.select_path(turn == Turn::Alone);
         let request = self.requests.get_mut(self.nxt_request)?;
         let mut frame = self.path.frame(&mut self.ident, bth, plan.extension, len, out).ok()?;
         if len > 0 && ops.gather(&request.wr.sges, plan.offset, frame.payload()).is_err() {

@@ -118,7 +118,7 @@ impl Station {
         let config = congestion.filter(|_| packet.header.bth.opcode == Opcode::CNP);
         if let Some(config) = config {
             self.reaction.get_or_insert_with(|| ReactionPoint::new(config, now, self.seed)).notify(now);
-            self.end.requester.handle_notification();
+            self.end.requester.handle_notification(packet.header.network.source_port());
             return None;
         }
         self.end.receive(now, frame);
@@ -129,7 +129,10 @@ impl Station {
         }
         self.notified = Some(now);
         let (peer, mut out) = (self.end.dest_qpn, [0; MAX_FRAME]);
-        let length = self.end.requester.path().notification(peer, config, &mut out)?;
+        // It takes the path of the marked packet, or that of the request that a marked response answers.
+        let answers = packet.header.bth.opcode.info().map(|info| info.operation) == Some(Operation::ReadResponse);
+        let path = if answers { self.end.requester.path() } else { self.end.responder.path() };
+        let length = path.notification(peer, config, &mut out)?;
         Some(out[..length].to_vec())
     }
 
