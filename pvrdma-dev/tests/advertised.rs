@@ -1,5 +1,5 @@
 //! A guest can create as many objects of each kind as its device advertises.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

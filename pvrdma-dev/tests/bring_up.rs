@@ -1,5 +1,5 @@
 //! From power-on to a working device and back, in the order of the kernel driver.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

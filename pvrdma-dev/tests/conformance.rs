@@ -3,7 +3,7 @@
 //! A test that covers numbers of the list says so in its documentation: the word "Conformance", the numbers separated
 //! by commas, and a period or a colon. `docs/conformance.md` has a row for each number: either the most important
 //! tests, or the reason why there is none.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

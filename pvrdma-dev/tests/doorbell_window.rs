@@ -1,6 +1,6 @@
 //! Doorbell pages that are memory while their process polls and trap otherwise. The test drives the watcher step by
 //! step.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

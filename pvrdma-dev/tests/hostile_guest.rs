@@ -1,5 +1,5 @@
 //! Hostile guests: random register accesses, commands and configuration, from many processors at once.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

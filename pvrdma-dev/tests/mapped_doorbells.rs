@@ -1,5 +1,5 @@
 //! Doorbell pages that are memory: rings are polled instead of doorbells, and armings are inferred.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Memory that a guest costs this process, counted by the allocator. This test runs alone in its process.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Keys through the whole device and the software adapter: address translation and access rights.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

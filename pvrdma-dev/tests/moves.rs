@@ -1,6 +1,6 @@
 //! Guests that move between software adapters in the middle of their work: every byte arrives, every completion comes
 //! once and in order.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! A device that is paused: nothing of it accesses the guest's memory, and nothing that happens meanwhile is lost.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! The bugs of QEMU's device that section 14.3 of the interface specification lists. Each test does what a guest did
 //! there.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Registers and life cycle, over a mock adapter that the test controls.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Rings through the whole device, with a mock backend that the test controls.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

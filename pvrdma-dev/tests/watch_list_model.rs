@@ -2,7 +2,7 @@
 //! commands create and destroy queues (`src/watched.rs`, `src/watch_list.rs`, `src/reclaim.rs`). In every order of
 //! their steps, each queue whose doorbells are not trapped is watched, and no destroyed queue is.
 
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::sync::atomic::{AtomicUsize as StdUsize, Ordering as StdOrdering};
 

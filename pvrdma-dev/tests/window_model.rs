@@ -2,7 +2,7 @@
 //! and of the watcher that changes the page. In every order of their steps, every post is noticed, and the guest does
 //! not sleep while a completion waits.
 
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};

@@ -1,7 +1,7 @@
 //! A loom model of a frame that finds no receive buffer while the driver adds one. In every order of their steps, the
 //! thread that keeps the frame is told of the buffer (`src/receive.rs`, `src/link/mod.rs`).
 
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::sync::atomic::{AtomicUsize as StdUsize, Ordering as StdOrdering};
 

@@ -2,7 +2,7 @@
 //! of their steps, no frame stays in the guest's ring without an interrupt, and none waits for buffers of a driver that
 //! has ended.
 
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::sync::atomic::{AtomicUsize as StdUsize, Ordering as StdOrdering};
 

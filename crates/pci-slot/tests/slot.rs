@@ -1,5 +1,5 @@
 //! The two functions in one slot, accessed by their drivers only through ports and memory.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Messages of a hostile VMM: random ones around a valid beginning, with hostile guest memory.
-#![expect(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "for tests, which end with what goes wrong")]
+#![expect(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "for tests: a panic fails the test")]
 
 use std::fs::File;
 use std::io::IoSlice;

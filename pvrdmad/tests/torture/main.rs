@@ -6,12 +6,7 @@
 //! can be repeated: `SEED=17 cargo test -p pvrdmad --test torture -- --ignored one_thread`. With `SECONDS=3600` it
 //! continues with the following seeds for that time. `all_threads` runs the same with workers, a thread for each actor,
 //! and real time; it finds races, but is not exactly repeatable.
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::cast_possible_truncation,
-    reason = "what goes wrong ends the test"
-)]
+#![expect(clippy::unwrap_used, clippy::panic, clippy::cast_possible_truncation, reason = "a panic fails the test")]
 
 mod forger;
 mod frames;

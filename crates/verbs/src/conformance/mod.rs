@@ -4,7 +4,7 @@
 //! incorrectly. [`cases`] lists them for programs; [`conformance_tests!`](crate::conformance_tests) generates a test
 //! for each. No case depends on the speed of an adapter: expected events are awaited, and the absence of an event is
 //! shown by a later event.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "for tests, which end with what goes wrong")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "for tests: a panic fails the test")]
 
 mod atomics;
 mod connected;
