@@ -1,7 +1,7 @@
-// Long: one file chooses what a queue pair does next, and no other.
+// Long: this is the only file that chooses the next action of a queue pair.
 //! Running queue pairs: the only module that chooses the next action of a QP, and its path.
 //!
-//! | state | what runs |
+//! | state | work that runs |
 //! | --- | --- |
 //! | RTS, SQD | requests, by the path of the [`Route`] |
 //! | SQE, error | the flush ([`crate::qp`]) |

@@ -26,7 +26,7 @@ pub(crate) enum Run {
     Idle,
     /// The budget is used up.
     More,
-    /// The state or the route changed: decide again what to do.
+    /// The state or the route changed, so the next action must be chosen again.
     Again,
 }
 

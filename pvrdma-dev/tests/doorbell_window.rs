@@ -261,8 +261,7 @@ fn what_was_not_announced_is_when_the_page_traps() {
     assert_eq!(guest.counter("notifications_inferred"), 0);
 }
 
-/// Conformance 49: the next process with a page does not see what the former one wrote to it, and its doorbells trap at
-/// first.
+/// Conformance 49: the next process with a page does not see the former one's stores, and its doorbells trap at first.
 #[test]
 fn a_second_process_never_sees_what_the_first_wrote() {
     let guest = Guest::new(DoorbellMode::Auto);

@@ -86,7 +86,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Does what a probe does. The shared region is written again, because the guest may have overwritten it.
+/// Brings the device up like a driver's probe. The shared region is written again, because the guest may have
+/// overwritten it.
 fn bring_up(driver: &Driver, region: &[u8]) {
     let pci = driver.pci();
     pci.set_bus_master(false);

@@ -133,7 +133,7 @@ fn records(stream: &[u8]) -> Vec<(u16, Vec<u8>)> {
     records
 }
 
-/// Names what is in progress in a saved state.
+/// Names the operations that are in progress in a saved state.
 fn in_progress(stream: &[u8]) -> Vec<&'static str> {
     let (mut part, mut found) = (Vec::new(), Vec::new());
     let mut note = |holds: bool, what| found.extend(holds.then_some(what));
@@ -201,7 +201,7 @@ fn keep(what: &str, host: u8, saved: &[u8]) {
     }
 }
 
-/// One guest: its device, its objects, and what it waits for.
+/// One guest: its device, its objects, and the completions that it waits for.
 struct Side {
     host: u8,
     adapter: Adapter,
@@ -226,7 +226,7 @@ struct Side {
     /// Number of requests so far, and sum of the numbers added to the peer's counter.
     requests: usize,
     added: u64,
-    /// What must be in the memory in the end: offset and bytes.
+    /// Expected content of the memory in the end: offset and bytes.
     expected: Vec<(usize, Vec<u8>)>,
     /// Regions for one fast registration each, if the guest's kernel has the QP.
     fast: Vec<FastMr>,
@@ -580,7 +580,7 @@ impl Pair {
         }
     }
 
-    /// Lets everything end, and compares what has arrived.
+    /// Waits until all requests have completed, and compares the memory with the expected content.
     fn finish(&mut self) {
         for _ in 0..20_000 {
             for side in &mut self.sides {
@@ -610,8 +610,8 @@ impl Pair {
     }
 }
 
-/// Runs a random script; before each step, a side moves if `moves` returns it, or both for 2. Adds what was in progress
-/// at the moves to `counts`.
+/// Runs a random script; before each step, a side moves if `moves` returns it, or both for 2. Adds the operations
+/// that were in progress at the moves to `counts`.
 fn run(
     seed: u64,
     wire: bool,

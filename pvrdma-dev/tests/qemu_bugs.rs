@@ -1,5 +1,5 @@
-//! The bugs of QEMU's device that section 14.3 of the interface specification lists. Each test does what a guest did
-//! there.
+//! Regression tests for the bugs of QEMU's device in section 14.3 of the interface specification. Each test repeats the
+//! guest's actions.
 #![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;

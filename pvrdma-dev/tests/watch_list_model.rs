@@ -146,7 +146,7 @@ fn model(first: Option<usize>, commands: &'static [Command], has: Has) {
         watcher.join().unwrap();
         let (live, list) = (world.get(), world.list.lock().unwrap().clone());
         assert!(live.is_none_or(|object| list.contains(&object)), "an element is posted, and no thread looks");
-        assert!(list.iter().all(|&object| live == Some(object)), "what has ended stays on the list");
+        assert!(list.iter().all(|&object| live == Some(object)), "a destroyed object stays on the list");
     });
     println!("{} orders", orders.load(StdOrdering::Relaxed));
 }
@@ -178,14 +178,14 @@ fn who_has_the_same_handle_is_replaced() {
 }
 
 #[test]
-#[should_panic(expected = "what has ended stays")]
-fn without_a_second_look_what_has_ended_stays() {
+#[should_panic(expected = "a destroyed object stays")]
+fn without_a_second_look_a_destroyed_object_stays() {
     model(Some(1), &[Destroy(1)], Has { second_look: false, ..ALL });
 }
 
 #[test]
-#[should_panic(expected = "what has ended stays")]
-fn with_the_list_emptied_only_at_first_what_has_ended_stays() {
+#[should_panic(expected = "a destroyed object stays")]
+fn with_the_list_emptied_only_at_first_a_destroyed_object_stays() {
     model(Some(1), &[EndAll], Has { emptied_again: false, ..ALL });
 }
 

@@ -157,7 +157,7 @@ impl End {
     }
 }
 
-/// An incident: what happens at the two ends, and the causes that these report.
+/// An incident: the events at the two ends, and the causes that both report.
 struct Incident {
     name: &'static str,
     happens: fn(&mut End, &mut End),

@@ -148,8 +148,8 @@ fn signals() {
     }
 }
 
-/// A second signal means impatience: the daemon may then end by either signal, and what it leaves behind does not
-/// prevent the next start.
+/// A second signal means impatience: the daemon may then end by either signal, and the files that it leaves behind do
+/// not prevent the next start.
 #[test]
 fn a_second_signal() {
     let place = Place::new();

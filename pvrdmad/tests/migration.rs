@@ -384,7 +384,7 @@ fn malformed_messages_are_refused_and_change_nothing() {
     }
     client.write_data(&state(b"good")).ok();
     client.set_state(RUNNING).ok();
-    // Probes of what there is, and the largest messages.
+    // Probes for supported features, and the largest messages.
     for flags in
         [GET | MIGRATION, GET | SET | DEVICE_STATE, GET | DATA_SIZE, SET | LOG_START, SET | LOG_STOP, GET | LOG_REPORT]
     {

@@ -170,7 +170,7 @@ fn the_unit_is_confined() {
     }
 }
 
-/// The unit's system call filter allows what a worker's own filter allows.
+/// The unit's system call filter allows all calls that a worker's own filter allows.
 #[test]
 fn the_unit_lets_workers_work() {
     let unit = fs::read_to_string(packaging().join("pvrdmad.service")).unwrap();

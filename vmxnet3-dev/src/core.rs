@@ -210,7 +210,7 @@ impl Core {
         }
     }
 
-    /// Returns the saved form, without the session and what other components have.
+    /// Returns the saved form, without the session and the state of other components.
     pub(crate) fn save(&self) -> saved::Function {
         let Self {
             // Of the destination: its configuration and its surroundings.
@@ -225,7 +225,7 @@ impl Core {
             pausing: _,
             // It follows configuration space.
             bus_master: _,
-            // The session has what the driver was told of it.
+            // The session has the link state that the driver was told.
             link_up: _,
             mac: _,
             // The end of a pause looks at all queues, and interrupts for all vectors.

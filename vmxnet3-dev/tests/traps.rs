@@ -417,7 +417,7 @@ fn trap_14_vlans() {
     assert_eq!((packets[1].tag, &packets[1].bytes), (None, &tagged(&bytes, 9)));
 }
 
-/// Trap 15: what ACTIVATE refuses.
+/// Trap 15: ACTIVATE refuses hostile numbers.
 #[test]
 fn trap_15_hostile_numbers_are_refused() {
     type Change = (&'static str, u64, Vec<u8>);

@@ -89,7 +89,7 @@ mod tests {
         assert!(!responder.meet(&mut requester, psns(5, 6)));
         assert_eq!((responder, requester), (Connection::NONE, Connection::NONE), "nothing was begun");
         assert!(responder.meet(&mut requester, psns(6, 6)));
-        assert!(responder.meet(&mut requester, psns(7, 6)), "what follows goes by the name");
+        assert!(responder.meet(&mut requester, psns(7, 6)), "later requests are matched by identity, not by PSN");
     }
 
     #[test]

@@ -294,7 +294,7 @@ fn wakes(world: &World, act: impl FnOnce()) -> bool {
 #[test]
 fn a_worker_that_sleeps_is_woken() {
     let world = World::new(&[weight(100), weight(100)]);
-    assert!(wakes(&world, || world.queue.look_again()), "what has devices wait has changed");
+    assert!(wakes(&world, || world.queue.look_again()), "the reason for which devices wait has changed");
     assert!(wakes(&world, || world.tasks[0].schedule()), "a task is ready");
     assert!(wakes(&world, || _ = world.queue.arm(&world.tasks[0], 5 * MS, None)), "there is a timer");
     assert!(wakes(&world, || _ = world.queue.arm(&world.tasks[1], 3 * MS, None)), "there is one before it");

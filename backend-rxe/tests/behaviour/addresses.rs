@@ -1,5 +1,5 @@
-//! Rules for addresses: which ones a guest may bind, what its network function may send, and which peers a device may
-//! connect to.
+//! Rules for addresses: which ones a guest may bind, which frames its network function may send, and which peers a
+//! device may connect to.
 
 use std::net::IpAddr;
 use std::sync::Arc;

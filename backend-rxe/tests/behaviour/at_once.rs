@@ -114,7 +114,11 @@ fn a_packet_is_taken_and_answered_on_the_thread_that_has_it() {
     connect_to_test(&end);
     end.recv(1, &[]);
     let frame = request();
-    assert_eq!(link.hand_patiently(&[&frame, &arp(), &frame]), 1, "what is not for RDMA, and all behind it, is not");
+    assert_eq!(
+        link.hand_patiently(&[&frame, &arp(), &frame]),
+        1,
+        "only RDMA frames in front of other frames are taken"
+    );
     assert_eq!(end.rcq.one().status, WcStatus::Success);
     assert_eq!((taken(&cable).len(), node.counter("wire_frames_received")), (1, 1));
     assert!(link.senders.lock().iter().all(|(thread, _)| *thread == thread::current().id()));

@@ -183,7 +183,7 @@ fn who_comes_in_the_middle_sees_whole_packets_only() {
     let seen = taken(&capture, Interface::Local);
     let opcodes: Vec<_> = seen.iter().map(|(_, frame)| Packet::parse(frame).unwrap().header.bth.opcode.0).collect();
     assert_eq!(opcodes, [7, 7, 7, 7, 7, 7, 7, 7, 8, 0x11]);
-    // PSNs go on behind what was not seen.
+    // PSNs continue behind the packets that were not captured.
     pair.left.submit(1, write(theirs.remote(0)), &[]);
     let seen = taken(&capture, Interface::Local);
     assert_eq!(Packet::parse(&seen[0].1).unwrap().header.bth.psn.get(), 5 + 10);

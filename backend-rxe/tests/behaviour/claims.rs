@@ -212,7 +212,7 @@ fn a_conflict_is_told_and_ends_the_claim() {
     let conflict = |last, kept| AddressConflict { address: gid(last), vlan: None, kept };
     assert_eq!(*told.lock(), [conflict(9, false), conflict(8, true)]);
     assert_eq!(device.counter("address_conflicts"), 2);
-    assert!(!has(&device, gid(9)) && has(&device, gid(8)), "what is listed stays");
+    assert!(!has(&device, gid(9)) && has(&device, gid(8)), "a listed address stays bound");
     give(&guest, &arp(1, gid(9)));
     world.rxe.run_ready();
     assert!(taken(&network).is_empty());

@@ -24,7 +24,7 @@ fn decoded(bytes: &[u8]) -> saved::QueuePair {
     saved::QueuePair::decode(bytes).unwrap()
 }
 
-/// Destroys a queue pair and goes on with a new one from what was saved.
+/// Destroys a queue pair and restores it from its saved state.
 fn replaced(node: &Node, end: End) -> End {
     assert!(node.hca.pause());
     let state = node.hca.save_qp(&end.qp).unwrap();

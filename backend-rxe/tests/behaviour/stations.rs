@@ -35,7 +35,7 @@ impl Card {
         self.world.rxe.run_ready();
         let sent = taken(&self.network).len() == 1;
         let now = self.node.counter("passed_dropped_address") + self.node.counter("passed_dropped_roce");
-        assert_eq!(now - dropped, u64::from(!sent), "what does not leave is counted");
+        assert_eq!(now - dropped, u64::from(!sent), "each dropped frame is counted");
         sent
     }
 }

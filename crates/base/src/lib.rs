@@ -14,7 +14,7 @@
 //!
 //! # Example
 //!
-//! A receiver counts frames and limits what a hostile sender can write to the log:
+//! A receiver counts frames, and limits the lines that a hostile sender can cause in the log:
 //!
 //! ```
 //! use pvrdma_base::{Counter, LogLimit};

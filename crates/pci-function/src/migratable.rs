@@ -60,7 +60,7 @@ pub trait Migratable: PciFunction {
     /// the process look for it elsewhere from now on. It is reset next.
     fn leave(&self) {}
 
-    /// Describes what the function holds that cannot move to another host, one line for each. May be called at any
+    /// Describes the objects of the function that cannot move to another host, one line for each. May be called at any
     /// time.
     fn blockers(&self) -> Vec<String> {
         Vec::new()

@@ -50,7 +50,7 @@ pub struct PureCrates {
     pub exceptions: &'static [PurityException],
 }
 
-/// A place where a pure crate may name what it otherwise may not.
+/// A file of a pure crate that may use a name that is forbidden elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct PurityException {
     /// The file, from the root of the repository.
@@ -83,7 +83,7 @@ pub struct Deadlines {
     pub exceptions: &'static [(&'static str, &'static str, &'static str)],
 }
 
-/// The list of what threads share without a lock.
+/// The list of atomics, which threads share without a lock.
 #[derive(Clone, Copy, Debug)]
 pub struct Atomics {
     /// The document, from the root of the repository.

@@ -1,7 +1,7 @@
 //! Recovery of a client whose server has ended without giving the client away: its process has crashed.
 //!
-//! The keeper has the client's socket, so the client sees no end of its connection. The next server finds there what it
-//! needs ([`crate::kept`]), and serves the client with a function in reset.
+//! The keeper has the client's socket, so the client sees no end of its connection. The next server reads the
+//! client's state from the keeper ([`crate::kept`]), and serves the client with a function in reset.
 //!
 //! # Messages
 //!

@@ -259,7 +259,7 @@ fn private_memory(image: &GuestImage) -> Result<String> {
     daemon.status().context("the daemon does not answer any more")?;
     let log = daemon.log_tail();
     if !log.contains("private") && !log.contains("share") {
-        bail!("the daemon does not say what is wrong:\n{log}");
+        bail!("the daemon's log does not name the problem:\n{log}");
     }
     Ok("refused, with the reason in the log".to_owned())
 }

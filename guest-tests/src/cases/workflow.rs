@@ -50,7 +50,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Does what `actions/checkout` does: copies the current files of this repository.
+/// Copies the current files of this repository, as `actions/checkout` does.
 fn check_out(to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
     let script =

@@ -33,7 +33,7 @@ fn the_readme_says_what_works() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     if let Some(table) = table_of_what_works(&readme) {
         let wanted = crate::cases::matrix::table(&crate::cases::names());
-        assert_eq!(table.trim(), wanted.trim(), "`guest-tests matrix` prints what has to be there");
+        assert_eq!(table.trim(), wanted.trim(), "`guest-tests matrix` prints the table to be there");
     }
 }
 

@@ -197,7 +197,7 @@ fn invalid_producer_index() {
         assert_eq!(ring.posted(&view), Err(error));
         for n in 1..=taken {
             ring.retire(&view);
-            assert_eq!(guest.memory.load(state + 4), n, "what was taken can still be given back");
+            assert_eq!(guest.memory.load(state + 4), n, "a taken element can still be retired");
         }
         ring.reset();
         guest.memory.store(state, 1);

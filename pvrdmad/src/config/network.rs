@@ -227,7 +227,7 @@ mod tests {
     fn what_goes_together() {
         let plain = resolve("name=n").unwrap();
         assert_eq!((plain.name.as_str(), plain.uplink, plain.vlan), ("n", None, VlanMode::Untagged));
-        assert_eq!(plain.mtu, 9000, "what the cards carry");
+        assert_eq!(plain.mtu, 9000, "the default without an uplink");
         let unix = resolve("name=n,uplink=unix-dgram:/a:/b,vlan=42").unwrap();
         assert_eq!((unix.mtu, unix.vlan), (1500, VlanMode::Access(42)));
         assert_eq!(resolve("name=n,vlan=trunk").unwrap().vlan, VlanMode::Trunk);

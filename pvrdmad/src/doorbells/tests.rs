@@ -159,7 +159,7 @@ fn toucher() {
 #[expect(unsafe_code, reason = "advice, of which the C library has an unsafe function only")]
 fn advise_huge(mapping: &Mapping) {
     let (address, size) = (mapping.0.as_ptr(), mapping.0.size());
-    // SAFETY: it is a mapping of this size, and the advice changes nothing of what is in it.
+    // SAFETY: it is a mapping of this size, and the advice does not change its content.
     assert_eq!(unsafe { libc::madvise(address.cast(), size, libc::MADV_HUGEPAGE) }, 0);
 }
 

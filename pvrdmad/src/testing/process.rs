@@ -46,7 +46,7 @@ impl HostileProcess {
             }
             5 => self.index(),
             6 => {
-                // Does what the kernel's interrupt handlers do.
+                // Polls like the kernel's interrupt handlers.
                 drop(self.driver.async_events());
                 drop(self.driver.notifications());
             }

@@ -164,7 +164,7 @@ impl Worker {
         self.given.load(Ordering::Relaxed)
     }
 
-    /// Returns what prevents a hand-over to a new worker that may lock this number of bytes.
+    /// Returns the obstacles to a hand-over to a new worker that may lock this number of bytes.
     fn obstacles(&self, lockable: Option<u64>) -> Vec<String> {
         let devices = self.devices.lock();
         let stuck = self.stuck().into_iter();

@@ -12,7 +12,7 @@ pub const REFUSED: u8 = 0xee;
 /// Payload with which a resume fails, as if memory were missing.
 pub const MEMORY_MISSING: u8 = 0xed;
 
-/// A pause, and what the test prescribes.
+/// State of a pause, and the results that the test prescribes.
 #[derive(Debug, Default)]
 pub struct Paused {
     pub paused: bool,

@@ -1,6 +1,6 @@
 //! Torture test. Three tenants exchange data, of which every byte is compared, beside attackers that know everything
 //! except secrets: a guest's kernel, a process in a tenant's own guest, a peer on the wire, and a VMM. An operator
-//! makes legal changes at the worst moments. A seed decides what they do and how the devices are connected.
+//! makes legal changes at the worst moments. A seed determines their actions and the connections of the devices.
 //!
 //! `cargo test -p pvrdmad --test torture` runs many short seeds on one thread in virtual time, so that a failing seed
 //! can be repeated: `SEED=17 cargo test -p pvrdmad --test torture -- --ignored one_thread`. With `SECONDS=3600` it

@@ -31,7 +31,7 @@ enum Script {
     Peer(Vec<Step>),
 }
 
-/// What comes behind the handshake.
+/// Steps after the handshake.
 #[derive(Arbitrary, Debug)]
 enum Step {
     Frame(Vec<u8>),

@@ -411,7 +411,7 @@ fn a_length_that_no_frame_has_ends_the_connection() {
         peer.greet();
         wait_until_up(&link);
         peer.write(&[&7_u32.to_be_bytes()[..], b"a frame", &[0; 4], &length.to_be_bytes(), &[0; 100]].concat());
-        assert_eq!(until_down(&link), [b"a frame"], "what came before is taken");
+        assert_eq!(until_down(&link), [b"a frame"], "frames before the malformed one are delivered");
         assert_eq!(count(&link, "tls_malformed"), number);
         until_closed(&peer.tcp);
     }
@@ -583,7 +583,10 @@ fn files_that_are_wrong_are_named_with_the_line() {
         let error = TlsKeys::read(&config).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
         assert!(error.contains(&path.display().to_string()) || words == "certificate.pem: ", "{error}");
-        assert!(!key.lines().chain(other.lines()).skip(1).any(|line| error.contains(line)), "it says what the key is");
+        assert!(
+            !key.lines().chain(other.lines()).skip(1).any(|line| error.contains(line)),
+            "the error quotes the private key"
+        );
         std::fs::write(path, before).unwrap();
     }
     std::fs::write(&files.authority, vec![b'\n'; 300 << 10]).unwrap();

@@ -179,7 +179,7 @@ fn stations_are_found_where_they_spoke() {
     everybody[..6].fill(0xff);
     everybody.push(0);
     link.send(&frames(&[to_a.clone(), everybody]), 0);
-    assert_eq!(takes(&first), to_a.len() + 9, "the first gets only what is for all");
+    assert_eq!(takes(&first), to_a.len() + 9, "the first gets only the broadcast");
     assert_eq!((takes(&second), takes(&second)), (to_a.len() + 8, to_a.len() + 9));
     clock.advance(AGE);
     link.send(&frames(slice::from_ref(&to_a)), 0);

@@ -324,7 +324,7 @@ fn what_the_vmm_has_not_used_stays_unused() {
     }
 }
 
-/// A part that is a small share of its file is searched page by page for what the VMM has used.
+/// A part that is a small share of its file is searched page by page for pages that the VMM has used.
 #[test]
 fn a_small_part_of_a_large_file_is_populated_where_it_is_used() {
     let (space, addresses) = limited(PinPolicy::Registered, 20_000, MemoryLimits::default());
@@ -381,7 +381,7 @@ fn pieces_of_huge_pages_are_pinned() {
     let file = file.and_then(|file| rustix::fs::ftruncate(&file, 4 << 20).map(|()| file));
     let pages = fs::read_to_string("/proc/sys/vm/nr_hugepages").unwrap_or_default();
     let Some(file) = file.ok().filter(|_| pages.trim().parse::<u32>().is_ok_and(|pages| pages >= 2)) else {
-        // Written directly to standard output, because libtest suppresses what passing tests print.
+        // Written directly to standard output, because libtest suppresses the output of passing tests.
         let _ =
             writeln!(std::io::stdout(), "skipped: no huge pages on this host (vm.nr_hugepages is {})", pages.trim());
         return;

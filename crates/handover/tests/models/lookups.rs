@@ -112,7 +112,7 @@ fn generation_of(has: Has) {
         }
         let _view = memory.read().unwrap();
         if found && (!has.again || known == generation.get()) {
-            assert!(!gone.load(Ordering::Relaxed), "it is delivered to who has the address no more");
+            assert!(!gone.load(Ordering::Relaxed), "delivered to a former owner of the address");
         }
     });
     *world.bound.lock().unwrap() = false;
@@ -136,19 +136,19 @@ protocol!(state, without_swaps: Swap => "a queue pair that has ended goes on");
 protocol!(generation,);
 
 #[test]
-#[should_panic(expected = "it is delivered to who has the address no more")]
+#[should_panic(expected = "delivered to a former owner of the address")]
 fn a_generation_that_is_asked_for_late_hides_a_change() {
     check(|| generation_of(Has { before: false, ..ALL }));
 }
 
 #[test]
-#[should_panic(expected = "it is delivered to who has the address no more")]
+#[should_panic(expected = "delivered to a former owner of the address")]
 fn a_route_that_is_not_looked_at_again_is_old() {
     check(|| generation_of(Has { again: false, ..ALL }));
 }
 
 #[test]
-#[should_panic(expected = "it is delivered to who has the address no more")]
+#[should_panic(expected = "delivered to a former owner of the address")]
 fn who_takes_an_address_away_without_a_wait_is_early() {
     check(|| generation_of(Has { wait: false, ..ALL }));
 }

@@ -115,7 +115,7 @@ fn an_uplink_that_takes_nothing_holds_nobody_up_for_long() {
     let sent: Vec<_> = (0..).zip([mac(9), mac(9), ALL, mac(2)]).map(|(n, to)| frame(to, mac(1), n, 60)).collect();
     let almost = stall::LIMIT - Duration::from_millis(1);
     assert!(one.readiness().wait.is_none());
-    assert_eq!(one.send(&frames(&sent), 0), 2, "what is behind waits, too, or it would come too early");
+    assert_eq!(one.send(&frames(&sent), 0), 2, "frames behind a waiting one wait as well, to keep their order");
     assert_eq!(one.readiness().wait, Some(stall::LIMIT), "it has to look again");
     assert_eq!(one.send(&frames(&sent), 2), 0);
     clock.advance(almost);
@@ -125,7 +125,7 @@ fn an_uplink_that_takes_nothing_holds_nobody_up_for_long() {
     assert_eq!(two.send(&frames(&[]), 0), 0);
     clock.advance(Duration::from_millis(1));
     assert_eq!((one.send(&frames(&sent), 2), numbers(&receive(&*two))), (2, vec![2, 3]));
-    assert_eq!(one.send(&frames(&sent), 0), 4, "nothing waits for what takes nothing");
+    assert_eq!(one.send(&frames(&sent), 0), 4, "frames for a stalled uplink are dropped without a wait");
     assert_eq!((figure(&*one, "switch_dropped_uplink"), one.readiness().wait), (4, None));
     // The other end reads again.
     assert_eq!(numbers(&receive(&outside)), [0, 1]);
@@ -301,7 +301,7 @@ fn a_port_that_was_unplugged_hears_and_says_nothing() {
     two.send(&frames(&[frame(mac(3), mac(2), 1, 60)]), 0);
     drop(switch);
     assert!(readable(&*two) && readable(&*three));
-    assert_eq!(numbers(&receive(&*three)), [1], "what was delivered is there");
+    assert_eq!(numbers(&receive(&*three)), [1], "a delivered frame can still be received");
     assert_eq!(two.send(&frames(&[frame(mac(3), mac(2), 2, 60)]), 0), 1);
     assert!(receive(&*three).is_empty() && !readable(&*three));
 }

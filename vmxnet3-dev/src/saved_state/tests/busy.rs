@@ -50,7 +50,7 @@ impl PartialEq for Observed {
     }
 }
 
-/// Returns a hash, which is shorter than what it stands for.
+/// Returns a hash, which is shorter than the value.
 fn digest(value: &impl Hash) -> String {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
@@ -250,7 +250,7 @@ fn look(guest: &Guest, text: &mut String) {
     writeln!(text, "{}", digest(&(transmit, receive))).unwrap();
 }
 
-/// A driver that writes down what it sees.
+/// A driver that records the frames and events that it sees.
 struct Observer<'a, 'b> {
     driver: &'a mut Driver<'b>,
     port: &'a RecordingPort,

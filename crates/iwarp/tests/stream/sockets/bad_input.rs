@@ -160,7 +160,7 @@ fn message_numbers_and_offsets() {
 
 #[test]
 fn messages_without_end_and_messages_that_mix() {
-    // The receive has 64 bytes. They are the peer's to write, so only what lies behind them must not change.
+    // The receive has 64 bytes, which the peer may write; only the memory behind them must not change.
     let (mut peer, mut end) = responder();
     let bytes = [part(send(1, 0), 32), part(send(1, 32), 32), part(send(1, 64), 32)].concat();
     peer.send_slowly(&bytes, &mut end);

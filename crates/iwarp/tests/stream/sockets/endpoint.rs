@@ -22,7 +22,7 @@ const STUCK: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Socket {
     Open,
-    /// Everything was sent. What the peer still sends is discarded.
+    /// Everything was sent. Further data of the peer is discarded.
     ShutDown,
     Closed,
 }

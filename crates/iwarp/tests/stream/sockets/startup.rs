@@ -1,4 +1,4 @@
-//! The startup over sockets: what both ends agree on, and how a connection is refused.
+//! The startup over sockets: negotiation of both ends, and refusals.
 
 use pvrdma_iwarp::wire::{Enhanced, FrameKind, Opcode, RawHeader, SegmentHeader, StartupFrame, fpdu};
 use pvrdma_iwarp::{
