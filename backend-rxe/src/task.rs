@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_comes_while_somebody_looks_is_done_afterwards() {
+    fn work_that_arrives_during_an_inspection_is_done_afterwards() {
         let queue = Arc::new(ReadyQueue::default());
         let exclusive = Arc::new_cyclic(|me: &Weak<Exclusive>| Exclusive {
             task: Task::new(&queue, &Arc::default(), me.clone() as _),

@@ -157,7 +157,7 @@ fn a_process_is_watched_from_its_first_touch_on() {
 /// An adapter may leave a queue to a guest that polls it. The adapter is told when the device can no longer see the
 /// polls.
 #[test]
-fn an_adapter_does_not_wait_for_polls_that_nobody_hears() {
+fn an_adapter_does_not_wait_for_polls_that_are_not_seen() {
     let (_test, mock, pages, driver) = mock();
     let (_cq, mut qp) = process(&driver);
     let _another = process(&driver);

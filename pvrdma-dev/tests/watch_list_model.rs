@@ -155,7 +155,7 @@ fn model(first: Option<usize>, commands: &'static [Command], has: Has) {
 const REUSED: &[Command] = &[Destroy(1), Create(2)];
 
 #[test]
-fn all_are_watched_whose_doorbells_nobody_hears_and_no_others() {
+fn exactly_the_rings_without_trapped_doorbells_are_watched() {
     model(None, &[Create(1)], ALL);
     model(None, &[Create(1), Destroy(1), Create(3)], ALL);
     model(Some(1), REUSED, ALL);
@@ -167,13 +167,13 @@ fn all_are_watched_whose_doorbells_nobody_hears_and_no_others() {
 /// Each omitted step makes the model fail as expected.
 #[test]
 #[should_panic(expected = "no thread looks")]
-fn who_has_the_same_handle_is_hidden() {
+fn with_the_first_of_a_handle_the_new_object_is_hidden() {
     model(Some(1), REUSED, Has { same: Same::HandleFirst, ..ALL });
 }
 
 #[test]
 #[should_panic(expected = "no thread looks")]
-fn who_has_the_same_handle_is_replaced() {
+fn with_the_last_of_a_handle_the_new_object_is_replaced() {
     model(Some(1), REUSED, Has { same: Same::HandleLast, ..ALL });
 }
 

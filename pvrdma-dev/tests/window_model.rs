@@ -169,12 +169,12 @@ fn receives(mistake: Mistake) {
 }
 
 #[test]
-fn nobody_sleeps_for_what_is_posted() {
+fn no_posted_request_is_missed() {
     posts(2, Mistake::None);
 }
 
 #[test]
-fn nobody_sleeps_for_what_is_received() {
+fn no_received_request_is_missed() {
     receives(Mistake::None);
 }
 

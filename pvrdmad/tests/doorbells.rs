@@ -185,7 +185,7 @@ fn processes_ring_without_a_message() {
 
 /// A client that does not map the pages has trapped doorbells, whether or not the device exports pages.
 #[test]
-fn who_maps_nothing_sends_messages() {
+fn a_client_that_maps_nothing_sends_messages() {
     let Some(daemon) = Daemon::start(["mapped", "trapped"], &[]) else { return };
     let [a, b] = &guests(&daemon, probe);
     exchange(&mut [Process::new(1, a), Process::new(2, b)], 100);

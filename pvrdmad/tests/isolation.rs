@@ -221,7 +221,7 @@ fn a_worker_that_is_killed_takes_only_its_network() {
 }
 
 #[test]
-fn a_worker_that_stands_still_holds_nobody_else_up() {
+fn a_stopped_worker_delays_no_other() {
     let place = Place::start(&[]);
     let (mut a, mut b) = (place.pair("a"), place.pair("b"));
     let worker = place.worker("a");

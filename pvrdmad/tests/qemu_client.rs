@@ -294,7 +294,7 @@ fn huge_pages_at_odd_offsets() {
 }
 
 #[test]
-fn a_second_client_fails_fast_and_disturbs_nobody() {
+fn a_second_client_fails_fast_and_does_not_disturb_the_first() {
     let served = Served::new();
     let mut client = served.client();
     served.connect().wait_hang_up();

@@ -329,7 +329,7 @@ fn sockets_that_were_passed_on() {
 }
 
 #[test]
-fn descriptors_that_nobody_can_use() {
+fn unusable_descriptors_are_refused() {
     let refused = |listener: &UnixListener, place: &Place, device: &str, word: &str| {
         let mut daemon = activated(place, listener, "", &["--device", device]);
         let mut said = String::new();

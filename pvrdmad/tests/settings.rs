@@ -259,7 +259,7 @@ fn the_log_as_json() {
 
 /// The daemon serves even if its log cannot be written.
 #[test]
-fn a_daemon_that_nobody_hears_serves() {
+fn a_daemon_that_cannot_log_serves() {
     let full = || Stdio::from(File::options().write(true).open("/dev/full").unwrap());
     let closed = || Stdio::from(std::io::pipe().unwrap().1);
     for format in ["text", "json"] {

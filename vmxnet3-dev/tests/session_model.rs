@@ -167,7 +167,7 @@ fn no_frame_waits_for_a_driver_that_has_gone() {
 /// Each omitted step makes the model fail as expected.
 #[test]
 #[should_panic(expected = "the driver is not told")]
-fn who_takes_bits_away_beside_the_next_session_loses_one() {
+fn without_the_lock_the_next_session_loses_a_bit() {
     start(Has { locked: false, ..ALL });
 }
 

@@ -217,7 +217,7 @@ fn memory_for_peers_is_not_scattered_over_huge_pages() {
 
 /// Memory in one piece, and whole huge pages, are registered as one region, for peers as well.
 #[test]
-fn whole_huge_pages_and_single_pieces_of_them_are_for_everybody() {
+fn whole_huge_pages_are_registered_for_peers_as_well() {
     let Some(guest) = Guest::new() else { return };
     let before = guest.backend.host.regions();
     // From inside the third huge page to its end, the first huge page, and the beginning of the second.

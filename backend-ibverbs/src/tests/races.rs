@@ -224,7 +224,7 @@ fn registered_after(end: impl FnOnce(&Node<IbvHca>, &IbvMr) + Send) -> usize {
 
 /// The window that is being bound keeps the region that it is bound to.
 #[test]
-fn who_ends_a_fast_registration_waits_for_its_post() {
+fn ending_a_fast_registration_waits_for_its_post() {
     assert_eq!(registered_after(|node, _| node.memory.set_enabled(false)), 0);
     assert_eq!(registered_after(|_, region| region.destroy()), 0);
 }

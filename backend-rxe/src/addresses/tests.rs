@@ -84,7 +84,7 @@ impl World {
 const HELD: Result<Claimed, Refused> = Ok(Claimed::Granted);
 
 #[test]
-fn listed_addresses_go_to_nobody_else() {
+fn listed_addresses_go_to_no_other_device() {
     let mut world = World::new(true, &[(1, OWN), (3, listed(7)), (4, AddressRule::ANY), (5, listed(7))]);
     assert_eq!((world.bind(1, 7), world.announce(4, 7)), (Err(Refused::Reserved), Err(Refused::Reserved)));
     assert_eq!(world.bind(3, 8), Err(Refused::NotListed));

@@ -111,7 +111,7 @@ fn stale_keys_stay_stale() {
 
 /// Regions that were removed no longer count against the limit of the device.
 #[test]
-fn as_many_regions_come_and_go_as_somebody_likes() {
+fn removed_regions_do_not_count_against_the_limit() {
     let table = MrTables::new(Random::Seed(0)).unwrap();
     for _ in 0..=MAX_MR {
         let key = table.insert(user(0, 0x1000, 16, Access::empty())).unwrap();
@@ -137,7 +137,7 @@ fn all_bus_addresses_are_for_local_use() {
 }
 
 #[test]
-fn who_looks_does_not_wait_for_a_change() {
+fn an_inspection_does_not_wait_for_a_change() {
     let table = MrTables::new(Random::Seed(0)).unwrap();
     assert!(table.try_read().is_some());
     let _change = table.block();

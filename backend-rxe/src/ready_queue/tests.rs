@@ -178,7 +178,7 @@ fn a_task_that_is_gone_is_not_run() {
 }
 
 #[test]
-fn a_device_waits_for_its_rate_and_nobody_for_it() {
+fn a_device_waits_for_its_rate_without_delaying_others() {
     let slow = ShareConfig { max_rate: Some(1_000_000), burst: Some(1000), ..ShareConfig::default() };
     let world = World::new(&[slow, weight(100)]);
     world.tasks[0].schedule();

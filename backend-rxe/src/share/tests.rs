@@ -62,7 +62,7 @@ fn a_device_goes_on_elsewhere_unless_it_is_ahead() {
 }
 
 #[test]
-fn who_was_idle_begins_at_the_virtual_time() {
+fn an_idle_device_begins_at_the_virtual_time() {
     let (share, contention) = (share(100), Contention::default());
     contention.busy.store(1, Relaxed);
     contention.virtual_time.store(1000, Relaxed);

@@ -384,7 +384,7 @@ fn a_qp_shows_its_psns_on_the_wire() {
 }
 
 #[test]
-fn who_looks_waits_for_nobody() {
+fn an_inspection_does_not_wait_for_locks() {
     let connected = Connected::new(false);
     let [left, _right] = &connected.ends;
     let endpoint = &left.qp.endpoint;

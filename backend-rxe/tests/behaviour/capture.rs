@@ -171,7 +171,7 @@ fn a_long_message_is_seen_as_it_moves() {
 }
 
 #[test]
-fn who_comes_in_the_middle_sees_whole_packets_only() {
+fn a_capture_that_starts_late_sees_whole_packets_only() {
     let world = World::with(|config| (config.inline_bytes, config.worker_bytes) = (1500, 1500));
     let pair = Pair::with(world, |_| {}, |_| {});
     let (mine, theirs) = (pair.a.buffer(10_000), pair.b.buffer(10_000));

@@ -107,7 +107,7 @@ fn a_host_that_is_silent_keeps_its_address() {
 }
 
 #[test]
-fn an_address_that_nobody_was_seen_with_is_asked_for_and_then_bound() {
+fn an_address_without_a_known_owner_is_probed_and_then_bound() {
     let world = World::new();
     let (network, guest, _uplink) = with_card(&world, 1);
     let device = world.ruled(1, Rules::default());

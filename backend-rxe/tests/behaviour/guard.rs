@@ -176,7 +176,7 @@ fn packets_longer_than_the_path_mtu() {
 
 /// Invalid packets between those of a transfer are dropped and counted by kind, without any other effect.
 #[test]
-fn a_flood_of_garbage_disturbs_nobody() {
+fn a_flood_of_garbage_disturbs_no_connection() {
     let (world, [tap, _]) = tapped([PortRules::default(), PortRules::default()]);
     let (a, b) = (world.node(1), world.node(2));
     let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));

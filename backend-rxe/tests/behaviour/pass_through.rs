@@ -99,7 +99,7 @@ fn roce_is_for_the_device_and_the_rest_passes_both_ways() {
 }
 
 #[test]
-fn a_function_that_does_not_take_its_frames_holds_nobody_up() {
+fn a_function_that_does_not_take_its_frames_delays_no_other() {
     let between = Between::new(1);
     let node = between.world.node(1);
     let end = node.qp(QpType::Rc);

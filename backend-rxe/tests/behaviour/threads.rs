@@ -188,7 +188,7 @@ fn must_wait(what: &str, end: impl Fn(&Pair, &Buffer, &Buffer, &RxeQp) + Sync) {
 }
 
 #[test]
-fn what_takes_memory_away_waits_for_those_who_use_it() {
+fn taking_memory_away_waits_for_its_users() {
     must_wait("destroying the local region", |_, mine, _, _| mine.mr.destroy());
     must_wait("destroying the remote region", |_, _, theirs, _| theirs.mr.destroy());
     must_wait("destroying the QP", |_, _, _, qp| qp.destroy());

@@ -292,7 +292,7 @@ fn doorbells_are_caught_and_served() {
 
 /// Without a subscriber, the writing thread does the work.
 #[test]
-fn a_write_does_the_work_itself_when_nobody_else_does() {
+fn a_write_does_the_work_itself_without_a_subscriber() {
     let Pair { machine, bus, slot, net, port, .. } = pair();
     place(&bus);
     let mut driver = pvrdma_vmxnet3::testing::Driver::up(&net, DriverConfig::default());
@@ -341,7 +341,7 @@ fn a_write_does_the_work_itself_beside_caught_doorbells() {
 
 /// An intercepted doorbell that a leaving subscriber has not read is not lost.
 #[test]
-fn who_goes_rings_what_was_caught() {
+fn a_leaving_subscriber_rings_intercepted_doorbells() {
     let Pair { machine, bus, slot, net, port, .. } = pair();
     place(&bus);
     let mut driver = pvrdma_vmxnet3::testing::Driver::up(&net, DriverConfig::default());

@@ -129,7 +129,7 @@ fn the_watcher_spins_naps_and_lets_go() {
 /// The page of a process that polls and finds nothing is revoked less and less often; after an absence this starts
 /// over.
 #[test]
-fn who_comes_back_at_once_stays_for_longer() {
+fn a_page_that_is_touched_again_at_once_stays_longer() {
     let mut pacer = Pacer::new(&auto());
     let mut now = MILLISECOND;
     for wanted in [2, 4, 8, 16, 32, 64, 100, 100] {

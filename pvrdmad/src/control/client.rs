@@ -265,7 +265,7 @@ mod tests {
 
     /// A user without access is told who owns the socket.
     #[test]
-    fn somebody_elses_socket() {
+    fn a_socket_of_another_user_is_named() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let denied = || io::ErrorKind::PermissionDenied.into();
         let said = format!("{:#}", unreachable(file.path(), denied()));

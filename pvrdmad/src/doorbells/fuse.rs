@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn who_serves_nothing_is_told_so() {
+    fn serving_a_file_that_is_no_connection_fails() {
         let connection = Connection::new(File::open("/proc/self/mem").unwrap().into(), 8);
         assert!(connection.serve(&mut vec![0; REQUEST], |_| ()).is_err());
     }

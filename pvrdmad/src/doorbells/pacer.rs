@@ -181,7 +181,7 @@ mod tests {
     const MILLISECOND: u64 = 1_000_000;
 
     #[test]
-    fn it_sleeps_until_somebody_touches() {
+    fn it_sleeps_until_a_page_is_touched() {
         let mut pacer = Pacer::new(false);
         assert_eq!(pacer.next(1_000 * MILLISECOND), Step::Block);
         pacer.touched(1_000 * MILLISECOND, 1_001 * MILLISECOND);
@@ -256,7 +256,7 @@ mod tests {
 
     /// A process that polls does not slow down the other processes, which post work.
     #[test]
-    fn who_is_touched_at_work_stays_at_work() {
+    fn a_touch_during_work_does_not_end_it() {
         let mut pacer = Pacer::new(false);
         pacer.worked(100);
         pacer.touched(150, 160);
@@ -281,7 +281,7 @@ mod tests {
 
     /// A process that stores to its page all the time causes naps and ever fewer invalidations, but no spinning.
     #[test]
-    fn who_only_touches_gets_little() {
+    fn a_process_that_only_touches_causes_little_work() {
         let mut pacer = Pacer::new(true);
         let (mut now, mut naps, mut arms) = (MILLISECOND, 0_u64, 0_u64);
         pacer.touched(now, now);
@@ -308,7 +308,7 @@ mod tests {
 
     /// The same holds when each touch comes a moment after the pages were taken away.
     #[test]
-    fn who_touches_at_once_is_one_who_spins() {
+    fn a_touch_at_once_is_of_a_spinning_process() {
         let mut pacer = Pacer::new(true);
         pacer.armed(1_000);
         pacer.touched(1_000 + SPINNER, 5 * MILLISECOND);
@@ -320,7 +320,7 @@ mod tests {
 
     /// On a busy machine even a process that stores all the time touches its page late.
     #[test]
-    fn who_touches_in_vain_again_and_again_is_one_who_spins() {
+    fn repeated_touches_in_vain_are_of_a_spinning_process() {
         let mut pacer = Pacer::new(true);
         let touched = |pacer: &mut Pacer, now| {
             pacer.armed(now);
@@ -337,7 +337,7 @@ mod tests {
     /// The delay until a post is found is a fraction of the time that its process has waited, unless one of its
     /// requests completes.
     #[test]
-    fn who_polls_in_vain_rests_ever_longer() {
+    fn polling_in_vain_rests_ever_longer() {
         let mut pacer = Pacer::new(true);
         pacer.worked(0);
         pacer.refused(2 * MILLISECOND);

@@ -202,7 +202,7 @@ fn a_client_cannot_cut_the_file_short() {
 
 /// Pages of a device that has ended still belong to a running VMM.
 #[test]
-fn pages_are_served_until_nobody_has_them() {
+fn pages_are_served_until_their_last_mapping_ends() {
     let Some(place) = Place::new(8) else { return };
     let mapping = place.map();
     let watcher = Watcher::start(&place.watch, Rings::new(8), false).unwrap();
@@ -240,7 +240,7 @@ fn pages_are_served_in_place_of_a_process_that_closes_nothing() {
 /// Only a touch wakes the watcher. A slow store may count as two: the page may be taken away before the store is
 /// retried.
 #[test]
-fn who_looks_at_rings_sleeps_until_a_page_is_touched() {
+fn the_watcher_sleeps_until_a_page_is_touched() {
     let Some(place) = Place::new(8) else { return };
     let (mapping, rings) = (place.map(), Rings::new(8));
     let watcher = Watcher::start(&place.watch, Arc::<Rings>::clone(&rings), false).unwrap();

@@ -84,7 +84,7 @@ fn descriptors_belong_to_their_frame() {
 }
 
 #[test]
-fn descriptors_that_nobody_wants_end_it() {
+fn unexpected_descriptors_end_the_connection() {
     let [a, b] = pair();
     let (mut reader, writer) = std::io::pipe().unwrap();
     send(&a, &encode(&1).unwrap(), &[writer.as_fd(); 3]).unwrap();

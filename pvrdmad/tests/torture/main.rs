@@ -313,7 +313,7 @@ fn seeds() -> impl Iterator<Item = u64> {
 }
 
 #[test]
-fn nobody_harms_a_tenant() {
+fn attackers_do_not_harm_tenants() {
     runs(1..=24, 0);
 }
 
@@ -332,7 +332,7 @@ fn a_seed_does_the_same_again() {
 }
 
 #[test]
-fn nobody_harms_a_tenant_on_threads() {
+fn attackers_do_not_harm_tenants_on_threads() {
     runs(1..=2, WORKERS);
 }
 

@@ -176,7 +176,7 @@ fn what_is_no_frame_takes_no_room() {
 /// A doorbell rings while another thread reads its packet: the doorbell's thread finds nothing to do and wakes no
 /// reader. The reader must therefore signal the remaining packets. This is a regression test: both sides used to sleep.
 #[test]
-fn who_reads_tells_of_what_is_left() {
+fn a_reader_signals_the_remaining_packets() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig::default());
     assert_eq!((read(&link, 64).len(), ready(&link)[0]), (0, false));
@@ -316,7 +316,7 @@ fn long_frames_stay_whole_from_guest_to_guest() {
 
 /// Frames that other links cannot segment are segmented here: only the vNIC parses these headers.
 #[test]
-fn what_nobody_else_can_cut_is_cut_at_once() {
+fn segments_that_no_link_can_cut_are_cut_at_once() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig::default());
     let flow = Flow { ipv6: true, ..Flow::TO_PEER };

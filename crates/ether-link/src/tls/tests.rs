@@ -287,7 +287,7 @@ fn a_peer_without_the_key_gets_nothing() {
 }
 
 #[test]
-fn who_connects_is_who_is_expected() {
+fn the_certificate_of_a_client_is_checked() {
     let keys = [keys(&["127.0.0.1"]), keys(&["right.host"]), keys(&["wrong.host"])];
     let config = TlsConfig { peer: Some("right.host".to_owned()), ..keys[0].config(TlsRole::Listen, any_port()) };
     let link = TlsLink::open(&config).unwrap();
@@ -302,7 +302,7 @@ fn who_connects_is_who_is_expected() {
 
 /// The connecting end sends no frames to a server that is not its peer, and tries again.
 #[test]
-fn who_is_connected_to_is_who_is_expected() {
+fn the_certificate_of_a_server_is_checked() {
     for (names, peer, right) in [
         (&["127.0.0.1"][..], None, true),
         (&["there.host"], Some("there.host"), true),
@@ -504,7 +504,7 @@ fn a_connection_that_ended_is_made_again() {
 
 /// A listener that is not a peer is contacted again, after a longer time with each failure.
 #[test]
-fn who_connects_tries_again() {
+fn the_connecting_end_retries() {
     let listener = TcpListener::bind(any_port()).unwrap();
     let link = TlsLink::open(&keys(&["x"]).config(TlsRole::Connect, listener.local_addr().unwrap())).unwrap();
     for attempt in 0..2 {
@@ -599,7 +599,7 @@ fn files_that_are_wrong_are_named_with_the_line() {
 }
 
 #[test]
-fn a_name_that_nobody_has() {
+fn an_invalid_peer_name_is_refused() {
     let keys = keys(&["x"]);
     let config = TlsConfig { peer: Some("not a name".to_owned()), ..keys.config(TlsRole::Connect, any_port()) };
     assert!(TlsKeys::read(&config).unwrap_err().to_string().contains("'not a name'"));

@@ -187,7 +187,7 @@ fn stations_are_found_where_they_spoke() {
 }
 
 #[test]
-fn an_open_end_answers_whom_it_heard() {
+fn an_open_end_learns_the_address_of_a_remote() {
     let (spoke, spoke_address) = plain("127.0.0.2");
     let hub = link(&VxlanConfig { open: true, ..config("127.0.0.1", &[]) });
     let to_a = frames(&[ipv4(A, B, 0, [1, 2], b"x")]);

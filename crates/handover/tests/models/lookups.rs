@@ -149,6 +149,6 @@ fn a_route_that_is_not_looked_at_again_is_old() {
 
 #[test]
 #[should_panic(expected = "delivered to a former owner of the address")]
-fn who_takes_an_address_away_without_a_wait_is_early() {
+fn without_a_wait_an_address_is_taken_away_early() {
     check(|| generation_of(Has { wait: false, ..ALL }));
 }

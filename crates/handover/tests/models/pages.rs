@@ -144,6 +144,6 @@ protocol!(taken_by_two, without_lock: Lock => "something is posted, and all thre
 
 #[test]
 #[should_panic(expected = "something is posted, and all threads sleep")]
-fn who_does_not_look_again_loses_a_doorbell() {
+fn without_a_second_look_a_doorbell_is_lost() {
     check(|| doorbells(true, 1, false, false));
 }

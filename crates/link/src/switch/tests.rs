@@ -108,7 +108,7 @@ fn a_sole_port_is_the_uplink() {
 
 /// Regression: an uplink peer that did not read stopped the frames between ports.
 #[test]
-fn an_uplink_that_takes_nothing_holds_nobody_up_for_long() {
+fn an_uplink_that_takes_nothing_delays_ports_for_a_bounded_time() {
     let (clock, (ours, outside)) = (Arc::new(ManualClock::default()), memory::pair(2).unwrap());
     let switch = Switch::without_thread(Some(Arc::new(ours)), MTU, Arc::clone(&clock) as _).unwrap();
     let [one, two] = plug(&switch, [1, 2]);
@@ -326,7 +326,7 @@ fn a_port_that_was_unplugged_waits_for_no_room() {
 }
 
 #[test]
-fn who_floods_a_port_takes_no_room_from_others() {
+fn a_flood_of_a_port_takes_no_room_from_others() {
     let (switch, outside, _) = switch(200);
     let [victim, flood, other] = plug(&switch, [1, 2, 3]);
     let flooding = |port: &SwitchPort, length| {
@@ -359,7 +359,7 @@ fn who_floods_a_port_takes_no_room_from_others() {
 }
 
 #[test]
-fn who_floods_the_uplink_leaves_room_for_others() {
+fn a_flood_of_the_uplink_leaves_room_for_others() {
     let (switch, outside, _) = switch(4);
     let [greedy, modest] = plug(&switch, [1, 2]);
     let many = frames(&vec![frame(mac(9), mac(1), 1, 60_000); 1000]);
@@ -500,7 +500,7 @@ fn the_uplink_is_told_whose_frames_are_wanted() {
 proptest! {
     /// Every frame arrives exactly at its destinations, in the order in which its sender sent it.
     #[test]
-    fn nobody_gets_what_is_for_another(
+    fn no_port_gets_a_frame_for_another(
         flood in prop::collection::vec(any::<bool>(), 0..5),
         steps in prop::collection::vec((0..6_u8, 0..7_u8), 1..200),
     ) {

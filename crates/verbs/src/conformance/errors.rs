@@ -267,7 +267,7 @@ pub(super) fn a_receive_is_not_ready<B: Backend>(subject: &Subject<'_, B>) {
     peer_is_well(&pair);
 }
 
-pub(super) fn nobody_answers<B: Backend>(subject: &Subject<'_, B>) {
+pub(super) fn a_peer_that_does_not_answer_exhausts_the_retries<B: Backend>(subject: &Subject<'_, B>) {
     let pair = subject.pair_with(|a| (a.timeout, a.retry_cnt) = (8, 1), |_| {});
     pair.right.to(QpState::Reset);
     assert_eq!(fail(&pair, SEND, &[]), WcStatus::RetryExceeded);

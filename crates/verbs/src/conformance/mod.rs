@@ -165,12 +165,12 @@ cases! {
         what_a_qp_does_not_enable_is_refused,
         receives_that_do_not_fit,
         a_receive_is_not_ready,
-        nobody_answers,
+        a_peer_that_does_not_answer_exhausts_the_retries,
         what_follows_an_error_is_flushed,
     }
     datagrams {
         a_datagram_brings_its_header,
-        what_nobody_takes_is_dropped,
+        datagrams_without_a_receiver_are_dropped,
         a_datagram_that_does_not_fit_takes_no_receive,
         a_datagram_that_does_not_fit_ends_a_shared_receive,
         local_datagram_errors,

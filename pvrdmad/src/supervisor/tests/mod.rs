@@ -94,7 +94,7 @@ fn caught(lie: &str) -> String {
 }
 
 #[test]
-fn lies_end_a_worker_and_nobody_else() {
+fn lies_end_only_their_worker() {
     for (lie, word) in [
         ("garbage", "not to be trusted"),
         ("oversize", "at most"),

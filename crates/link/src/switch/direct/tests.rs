@@ -161,7 +161,7 @@ fn nothing_overtakes_what_waits() {
 }
 
 #[test]
-fn who_takes_may_send() {
+fn a_receiver_may_send() {
     let bench = Bench::new();
     let [(one, _), (two, _)] = bench.ports([1, 2]);
     let answering = Arc::new(Taker {
@@ -253,7 +253,7 @@ impl LinkReceiver for Held {
 }
 
 #[test]
-fn who_leaves_is_not_asked_any_more() {
+fn a_receiver_that_leaves_is_not_called_again() {
     let bench = Bench::new();
     let [(one, _), (_two, _)] = bench.ports([1, 2]);
     let ((reached, wait_reached), (leave, wait_leave)) = (mpsc::channel(), mpsc::channel());

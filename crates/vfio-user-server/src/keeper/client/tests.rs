@@ -198,7 +198,7 @@ fn a_client_does_not_pay_for_the_one_before() {
 }
 
 #[test]
-fn without_a_keeper_nobody_is_admitted() {
+fn without_a_keeper_no_client_is_admitted() {
     let keeper = Keeper::new(|| Err(io::Error::other("none is left")), LONG);
     let (_client, server) = UnixStream::pair().unwrap();
     let error = keeper.device().admit(server.as_fd()).unwrap_err();
