@@ -125,7 +125,7 @@ fn a_page_is_memory_while_its_process_is_busy() {
     guest.pages.settle();
     assert!(!guest.is_mapped());
     guest.post();
-    assert_eq!(guest.mock.notified(guest.qp.handle).0, 21, "a message again");
+    assert_eq!(guest.mock.notified(guest.qp.handle).0, 21, "the doorbell traps again");
     assert_eq!(guest.counter("doorbells_of_processes"), messages + 1);
     assert_eq!((guest.counter("doorbells_mapped"), guest.counter("doorbells_unmapped")), (1, 1));
     assert_eq!(guest.pages.turn(), Pause::Forever);
@@ -276,7 +276,7 @@ fn a_second_process_never_sees_what_the_first_wrote() {
     for &offset in &words {
         let _ = guest.pages.bar_write(2, u64::from(page) * 4096 + offset, &secret);
     }
-    assert!(words.iter().all(|&offset| read(offset) == secret), "it is memory");
+    assert!(words.iter().all(|&offset| read(offset) == secret), "the stores went to the mapped page");
     guest.context.clone().close().unwrap();
     let (context, cq, mut qp) = process(&guest.driver);
     assert_eq!(context.uar, page);
@@ -288,7 +288,10 @@ fn a_second_process_never_sees_what_the_first_wrote() {
         cq.ring_poll();
         guest.pages.turn();
     }
-    assert!(guest.is_mapped() && words.iter().all(|&offset| read(offset) == [0; 4]), "nor as memory");
+    assert!(
+        guest.is_mapped() && words.iter().all(|&offset| read(offset) == [0; 4]),
+        "the next process sees zeros in the mapped page"
+    );
 }
 
 /// A process that ends while its page is becoming memory leaves nothing to the next one.
@@ -346,7 +349,7 @@ fn a_system_that_refuses_costs_speed_only() {
     log.assert_limited("doorbell page 1 cannot be made to trap: as the test wants");
     guest.context.clone().close().unwrap();
     let (_context, _cq, mut qp) = process(&guest.driver);
-    assert_eq!(guest.refused(), (1, stayed + 1), "nor was it taken from its last process");
+    assert_eq!(guest.refused(), (1, stayed + 1), "the page was not taken from its last process");
     guest.pages.turn();
     qp.post_send(&[SendWr::send(1, &[])]).unwrap();
     assert_eq!(guest.mock.notified(qp.handle).0, 0, "no thread is woken");

@@ -214,7 +214,7 @@ fn a_sleeper_is_woken_without_having_armed() {
         pages.advance(MICROSECOND);
         pages.pass();
     }
-    assert!(driver.notifications().is_empty(), "it became a poller");
+    assert!(driver.notifications().is_empty(), "a process that polls is not notified");
 }
 
 /// A sleeping watcher is woken if work becomes due before its own deadline, and only then.
@@ -225,10 +225,10 @@ fn a_sleeping_watcher_is_woken_for_what_is_due() {
     cq.arm();
     pages.pass();
     mock.complete_send(qp.handle, &success(qp.handle)).unwrap();
-    assert_eq!(pages.wakes(), 0, "it is awake");
+    assert_eq!(pages.wakes(), 0, "a watcher that polls needs no wake-up");
     let due = pages.idle().due.unwrap();
     mock.complete_send(qp.handle, &success(qp.handle)).unwrap();
-    assert_eq!(pages.wakes(), 0, "it looks in time");
+    assert_eq!(pages.wakes(), 0, "the watcher polls in time without a wake-up");
     pages.advance(due - pages.now());
     pages.pass();
     assert_eq!(driver.notifications(), [cq.handle]);
@@ -236,8 +236,8 @@ fn a_sleeping_watcher_is_woken_for_what_is_due() {
     pages.pass();
     assert_eq!(pages.idle().due, None);
     mock.complete_send(qp.handle, &success(qp.handle)).unwrap();
-    assert_eq!(driver.notifications(), [cq.handle], "it is overdue, without a look at the ring");
-    assert_eq!(pages.wakes(), 1, "but for whether that was of use");
+    assert_eq!(driver.notifications(), [cq.handle], "an overdue queue is announced without a poll of its ring");
+    assert_eq!(pages.wakes(), 1, "one wake-up, to judge the notification");
 }
 
 /// A watcher that rests while a guest polls is woken once by a completion, because the guest is likely to post then. A

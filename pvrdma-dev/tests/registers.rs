@@ -190,7 +190,7 @@ fn bad_shared_regions_are_refused_and_leave_nothing() {
     driver.query_port().unwrap();
     let status = test.device.status();
     let accepted = status.counters.iter().find(|counter| counter.name == "handshakes").unwrap();
-    assert_eq!(accepted.value, 2, "that of the probe, and the last");
+    assert_eq!(accepted.value, 2, "two handshakes: that of the probe, and the last one");
 }
 
 /// Conformance 10, 11, 37: a reset destroys every object and ends all writes; afterwards the device works again.

@@ -277,7 +277,7 @@ mod tests {
         };
         assert_eq!((vms(&[""], 2), vms(&[""], 3)), (vec![false], vec![true]));
         assert_eq!((vms(&["", ",doorbells=auto"], 5), vms(&["", ""], 6)), (vec![false; 2], vec![true; 2]));
-        assert_eq!(vms(&["", ",doorbells=trapped"], 5), [true, false], "one watcher");
+        assert_eq!(vms(&["", ",doorbells=trapped"], 5), [true, false], "only one VM needs a watcher");
         assert_eq!(vms(&[",doorbells=mapped", ",doorbells=trapped", ""], 1), [true, false, false]);
     }
 

@@ -270,7 +270,7 @@ fn build_with_recorded_programs(folder: &Path) -> (PathBuf, String) {
 #[test]
 fn the_documented_command_makes_what_a_release_consists_of() {
     let page = fs::read_to_string(packaging().join("../../docs/package.md")).unwrap();
-    assert!(page.contains("\npvrdmad/packaging/build "), "the command is another one");
+    assert!(page.contains("\npvrdmad/packaging/build "), "the documented command differs");
     let folders = ["one", "another"].map(|name| tempfile::Builder::new().prefix(name).tempdir().unwrap());
     let [(out, calls), (again, _)] = folders.each_ref().map(|folder| build_with_recorded_programs(folder.path()));
     let call = |start: &str| calls.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{calls}"));

@@ -313,6 +313,6 @@ fn a_process_of_the_same_user_cannot_read_its_memory() {
         let memory = format!("/proc/{}/mem", held.child.id());
         Command::new("dd").args([&format!("if={memory}"), "count=0"]).uid(NOBODY).gid(NOBODY).output().unwrap().status
     };
-    assert!(opens("off").success(), "the attack has to be one");
+    assert!(opens("off").success(), "the attack must succeed without the sandbox");
     assert!(!opens("on").success());
 }

@@ -231,7 +231,7 @@ fn the_filter_follows_the_driver() {
     assert_eq!(to(group), Received::Delivered);
     guest.memory.store_u64(driver.shared + 128, 1 << 40);
     assert_ne!(guest.command(command::UPDATE_MAC_FILTERS), 0, "a table that is not there");
-    assert_eq!(to(group), Received::Delivered, "the one before stays");
+    assert_eq!(to(group), Received::Delivered, "the previous filter stays in force");
     driver.set_mode(rx_mode::UCAST);
     assert_eq!((to(group), to([0xff; 6])), (Received::Filtered, Received::Filtered));
     driver.set_mode(rx_mode::ALL_MULTI);
@@ -306,9 +306,9 @@ fn the_wish_for_doorbells_ends_with_a_round() {
     guest.device.flush();
     driver.unmask(0);
     assert_eq!((guest.irqs.take(0), guest.device.receive(&frame)), (1, Received::NoBuffers));
-    assert!(driver.rx[0].doorbell_wanted(&guest.memory), "the driver is not at work");
+    assert!(driver.rx[0].doorbell_wanted(&guest.memory), "outside of a round a doorbell is requested");
     driver.send(0, &TxPacket::in_parts(&Flow::TO_PEER.udp(b"x"), 4096, TxOffload::None));
-    assert_eq!(guest.irqs.take(0), 1, "now it is");
+    assert_eq!(guest.irqs.take(0), 1, "the completion raises an interrupt, which begins a round");
     let ready = port.ready();
     assert_eq!((driver.poll_some(0, 40).len(), port.ready()), (40, ready + 1));
     assert!(driver.rx[0].doorbell_wanted(&guest.memory), "in the middle of a round");
@@ -356,7 +356,7 @@ fn a_long_frame_waits_for_buffers_rather_than_to_be_cut() {
         }
         assert_eq!(count, 6);
         guest.device.flush();
-        assert_eq!(guest.device.receive(&frame), Received::NoBuffers, "the driver is at work");
+        assert_eq!(guest.device.receive(&frame), Received::NoBuffers, "the driver is in a round");
         assert!(!driver.rx[0].doorbell_wanted(&guest.memory));
         let packets = driver.poll(0);
         assert!(packets.len() == 6 && packets.iter().all(|packet| packet.segments == Some((14, 1448))));
@@ -381,7 +381,7 @@ fn a_long_frame_waits_for_one_round() {
     let bytes = super_frame(Flow::TO_GUEST, 20_000);
     let frame = Frame::to_be_segmented(&bytes, 1448).unwrap();
     assert_eq!(deliver(&guest, &ethernet(GUEST_MAC, PEER_MAC, 0x88b5, &[1; 50])), Received::Delivered);
-    assert_eq!(guest.device.receive(&frame), Received::NoBuffers, "the driver is at work");
+    assert_eq!(guest.device.receive(&frame), Received::NoBuffers, "the driver is in a round");
     assert_eq!(driver.poll(0).len(), 1);
     driver.unmask(0);
     assert_eq!(guest.device.receive(&frame), Received::Delivered);

@@ -111,7 +111,11 @@ fn trap_2_packets_without_end_or_measure() {
             guest.memory.store(at, guest.memory.load(at) & !(1 << 12));
         }
     };
-    assert_eq!(errors_of(&plain(3), without_end(2)), (ERR_NOEOP, EVENT_TX), "the rest is not the device's");
+    assert_eq!(
+        errors_of(&plain(3), without_end(2)),
+        (ERR_NOEOP, EVENT_TX),
+        "descriptors behind the error are not owned by the device"
+    );
     let endless = |guest: &Guest, queue: &DriverTxQueue| {
         for index in 0..32 {
             guest.memory.store(queue.desc(index) + 12, 0);
@@ -246,7 +250,7 @@ fn trap_8_auto_mask() {
     assert_eq!(guest.irqs.take(0), 1);
     assert_eq!(driver.poll(0).len(), 3);
     driver.unmask(0);
-    assert_eq!(guest.irqs.take(0), 1, "for those that came while it was masked");
+    assert_eq!(guest.irqs.take(0), 1, "one interrupt for the packets that arrived while it was masked");
     driver.unmask(0);
     assert_eq!(guest.irqs.take(0), 0);
     deliver(&guest, &frame_of(60));

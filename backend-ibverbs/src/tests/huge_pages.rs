@@ -163,7 +163,7 @@ fn memory_that_is_scattered_over_huge_pages_is_its_owners() {
     let posted = host.sends(qpn(&end))[0].sges.clone();
     mr.destroy();
     assert!(posted.iter().all(|sge| guest.find(sge).is_none()));
-    assert_eq!((host.regions(), counter(node, "registered_bytes")), (before + 1, 0), "the key is not given again yet");
+    assert_eq!((host.regions(), counter(node, "registered_bytes")), (before + 1, 0), "the key is not reused yet");
     host.complete_send(qpn(&end), SUCCESS);
     end.submit(3, SEND, &[all]);
     assert_eq!(end.scq.statuses(2), [(1, WcStatus::Success), (3, WcStatus::LocalProtection)]);

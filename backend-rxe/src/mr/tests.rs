@@ -90,7 +90,7 @@ fn keys_begin_at_a_random_number() {
     let seeds = (1..100).map(|seed| keys(Random::Seed(seed)));
     let distinct: std::collections::HashSet<_> = seeds.collect();
     assert_eq!(distinct.len(), 99);
-    assert!(distinct.iter().any(|keys| keys[0] & 0xff != keys[1] & 0xff), "bytes are drawn for each");
+    assert!(distinct.iter().any(|keys| keys[0] & 0xff != keys[1] & 0xff), "key bytes are drawn for each key");
     let [a, b] = [keys(Random::System), keys(Random::System)];
     assert_ne!(a, b);
 }
@@ -229,7 +229,10 @@ fn a_change_waits_for_copies_and_delays_none() {
             }
             // The removal is in progress, and all other lookups continue.
             assert_eq!(has(keys[stays]), gone == 0);
-            assert!(under_way.lookup(keys[gone], 0, 0x1000, 1, Access::empty()).is_some(), "a copy goes on");
+            assert!(
+                under_way.lookup(keys[gone], 0, 0x1000, 1, Access::empty()).is_some(),
+                "a copy in progress continues"
+            );
             assert!(!removed.is_finished());
             drop(under_way);
             assert_eq!(Arc::strong_count(&removed.join().unwrap().unwrap()), 1, "no other owner is left");

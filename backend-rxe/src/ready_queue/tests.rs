@@ -198,7 +198,7 @@ fn a_promised_rate_comes_first() {
     let world = World::new(&[weight(100), promised]);
     world.tasks.iter().for_each(Task::schedule);
     world.tasks[1].share().set_finish(1 << 40);
-    assert_eq!(world.runs(10, 1), 10, "nothing of it is used");
+    assert_eq!(world.runs(10, 1), 10, "the promised rate is unused, so its device comes first");
     world.tasks[1].share().spend(1 << 20, 1 << 20);
     assert_eq!(world.runs(10, 0), 10);
 }

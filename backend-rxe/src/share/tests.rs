@@ -117,7 +117,7 @@ fn a_promise_is_owed_until_it_is_used() {
     share.spend(0, 1 << 30);
     assert!(!share.is_owed(MS));
     share.set(ShareConfig { min_rate: Some(1000), max_rate: Some(1), ..ShareConfig::default() });
-    assert!(!share.is_owed(MS), "it goes on as it was");
+    assert!(!share.is_owed(MS), "the same min-rate keeps the account");
     share.set(ShareConfig { min_rate: Some(1001), ..ShareConfig::default() });
     assert!(share.is_owed(MS));
 }

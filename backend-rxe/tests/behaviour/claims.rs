@@ -85,14 +85,14 @@ fn a_host_that_is_silent_keeps_its_address() {
     };
     give(&network, &arp(200, gid(9)));
     world.rxe.run_ready();
-    assert!(!says(), "it has just spoken");
+    assert!(!says(), "the host has just sent a packet");
     for _ in 0..5 {
         advance(&world, HOLD);
-        assert!(!says(), "it is asked first");
+        assert!(!says(), "the host is probed first");
         bind(&device.hca, 0, gid(9));
         give(&network, &arp(200, gid(9)));
         world.rxe.run_ready();
-        assert!(!says() && !has(&device, gid(9)), "it has answered");
+        assert!(!says() && !has(&device, gid(9)), "the host has answered");
     }
     assert_eq!(waits(&device), ["remote"]);
     // Then the host is gone for good.
@@ -275,7 +275,7 @@ fn the_address_of_a_device_whose_link_is_down_is_free_after_a_minute() {
     advance(&world, HOLD - Duration::from_millis(1));
     holder.hca.set_link(true).unwrap();
     advance(&world, HOLD);
-    assert!(has(&holder, gid(9)), "it was not long enough");
+    assert!(has(&holder, gid(9)), "the link was not down for long enough");
     holder.hca.set_link(false).unwrap();
     advance(&world, HOLD);
     assert!(!has(&holder, gid(9)) && has(&next, gid(9)));

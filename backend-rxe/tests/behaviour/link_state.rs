@@ -157,7 +157,7 @@ fn path_mtus_follow_what_the_uplink_carries() {
         for too_long in [Mtu::M2048, Mtu::M4096] {
             assert!(matches!(try_path_mtu(too_long), Err(VerbsError::Invalid("a path MTU above that of the port"))));
         }
-        assert!(matches!(try_path_mtu(Mtu::M1024), Err(VerbsError::Transition(_))), "nothing else is said");
+        assert!(matches!(try_path_mtu(Mtu::M1024), Err(VerbsError::Transition(_))), "no further event");
         // Packets that fit pass. Longer ones are dropped here, and counted.
         pair.left.submit(1, write(theirs.remote(0)), &[mine.sge(0, 1000)]);
         pair.settle();

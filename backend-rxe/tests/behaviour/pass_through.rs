@@ -88,7 +88,7 @@ fn roce_is_for_the_device_and_the_rest_passes_both_ways() {
     own.remove(1);
     assert_eq!(taken(&between.network), own);
     assert_eq!(node.counter("passed_dropped_roce"), 1);
-    assert!(taken(&between.function).is_empty(), "nothing comes back");
+    assert!(taken(&between.function).is_empty(), "no frame is returned to the function");
     let counts = ["passed_in", "passed_out", "passed_dropped", "wire_frames_received", "wire_frames_sent"];
     assert_eq!(counts.map(|name| node.counter(name)), [6, 3, 0, 1, 1]);
 

@@ -230,7 +230,7 @@ fn a_redirect_speaks_for_its_target() {
         card.sends(&frame(&[], 0x86dd, &v6(own, &[(58, &message)])))
     };
     assert!(redirect(own, &[&layer2(2, 1)]) && redirect(other, &[]));
-    assert!(!redirect(other, &[&layer2(2, 1)]), "a receiver would remember where the target is");
+    assert!(!redirect(other, &[&layer2(2, 1)]), "a receiver would store the target's address");
 }
 
 #[test]

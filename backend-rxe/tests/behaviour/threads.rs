@@ -47,7 +47,7 @@ fn both_directions_at_once_with_late_receives() {
     for end in [&pair.left, &pair.right] {
         for queue in [&end.scq, &end.rcq] {
             wait("the end of all messages", || queue.total() == COUNT);
-            assert!(queue.poll_statuses() == expected, "not in order, or not all well");
+            assert!(queue.poll_statuses() == expected, "completions are out of order or have errors");
         }
     }
 }
@@ -64,7 +64,7 @@ fn wakeups_are_not_lost() {
         });
         wait("a message", || pair.left.scq.total() == i + 1);
     }
-    assert!(start.elapsed() < Duration::from_secs(30), "messages waited for their timers");
+    assert!(start.elapsed() < Duration::from_secs(30), "messages waited for timers instead of wake-ups");
     assert_eq!(pair.a.counter("rnr_retries"), 0);
 }
 
@@ -284,7 +284,7 @@ fn several_threads_of_a_port_keep_each_queue_pair_in_order() {
         assert_eq!(helper_calls(), 0);
         let (start, mut done) = (Instant::now(), 0);
         while helper_calls() == 0 {
-            assert!(start.elapsed() < Duration::from_secs(60), "one thread was enough");
+            assert!(start.elapsed() < Duration::from_secs(60), "no second thread took part");
             done += COUNT;
             std::thread::scope(|scope| {
                 for (left, right, from, to) in &pairs {

@@ -139,7 +139,7 @@ mod tests {
             deframer.room()[..bytes.len()].copy_from_slice(&bytes);
             deframer.filled(bytes.len());
             assert_eq!(deframer.frame(), Ok(Some(&b"before"[..])));
-            assert!(deframer.has_frame(), "there is something to say");
+            assert!(deframer.has_frame(), "the deframer has a frame");
             assert_eq!(deframer.frame(), Err(NoFrame));
             assert_eq!(deframer.frame(), Err(NoFrame), "still");
         }

@@ -237,7 +237,7 @@ mod tests {
         assert_eq!((frames.get(0), frames.bytes()), (None, 0));
         frames.push(b"one");
         assert!(!frames.push_with(100, |_| None));
-        assert!(!frames.push_with(2, |_| Some(3)), "longer than its room");
+        assert!(!frames.push_with(2, |_| Some(3)), "a frame longer than its room is refused");
         assert!(frames.push_with(100, |room| {
             room[..4].copy_from_slice(b"four");
             Some(4)

@@ -67,7 +67,7 @@ fn a_page_is_hot_after_more_than_64_doorbells_in_a_millisecond() {
     assert_eq!(ring(&Heat::default(), &policy, &clock, 16 * MICROSECOND, 100_000), None);
     let heat = Heat::default();
     assert_eq!(ring(&heat, &policy, &clock, 16 * MICROSECOND, 64), None);
-    assert_eq!(ring(&heat, &policy, &clock, 10 * MICROSECOND, 129), Some(66), "the slow ones counted are 65");
+    assert_eq!(ring(&heat, &policy, &clock, 10 * MICROSECOND, 129), Some(66), "65 slow doorbells counted");
     let forced = WindowPolicy::choose(DoorbellMode::Mapped, processors(1, 1, 1)).unwrap();
     assert_eq!(ring(&Heat::default(), &forced, &clock, MILLISECOND, 1), Some(1));
 }

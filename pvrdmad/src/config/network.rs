@@ -213,7 +213,7 @@ mod tests {
             fs::write(file.path(), text).unwrap();
             assert_eq!(speed(file.path()), bytes, "{text:?}");
         }
-        assert_eq!(speed(Path::new("/sys/class/net/lo/speed")), None, "it does not know");
+        assert_eq!(speed(Path::new("/sys/class/net/lo/speed")), None, "the loopback interface has no speed");
         let rate = |text| resolve(text).unwrap().line_rate();
         assert_eq!(rate("name=a,uplink=af_packet:lo,link-rate=1G"), Some(125_000_000));
         assert_eq!((rate("name=a,uplink=af_packet:lo"), rate("name=a,uplink=unix:/n")), (None, None));

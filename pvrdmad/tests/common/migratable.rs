@@ -37,7 +37,7 @@ impl Migratable for TestFunction {
 
     fn save(&self, to: &mut dyn Write) -> Result<(), StateError> {
         let paused = self.paused.lock().unwrap();
-        assert!(paused.paused, "a running function is saved");
+        assert!(paused.paused, "a function is saved only while it is paused");
         self.note(Event::Save);
         if paused.unsavable {
             return Err("an object in the way".into());

@@ -364,7 +364,7 @@ fn what_is_written_waits_for_the_guests_buffers() {
     let mut got = Vec::new();
     while from < 200 {
         got.extend(driver.poll(0));
-        assert!(ready(&link)[1], "the guest has given buffers");
+        assert!(ready(&link)[1], "the link is writable once the guest has posted buffers");
         from += link.send(&frames, from);
     }
     got.extend(driver.poll(0));

@@ -188,7 +188,7 @@ fn wait(readiness: &Readiness) {
         let mut fds = [PollFd::new(readiness.readable.as_deref().unwrap(), PollFlags::IN)];
         // The fuzzer's own clock interrupts.
         let more = retry_on_intr(|| poll(&mut fds, Some(&patience))).unwrap();
-        assert!(more > 0, "nothing comes");
+        assert!(more > 0, "no data arrives");
     }
 }
 

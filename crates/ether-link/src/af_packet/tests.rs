@@ -279,7 +279,11 @@ fn a_super_frame_is_inspected_before_others_leave() {
         let (own, peer) = (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap());
         plug(&own, &peer);
         let socket = AfPacketSocket::open("va", VlanFilter::All).unwrap();
-        assert_eq!(socket.segmentation(A, SAMPLE).unwrap(), Segmentation::Interface, "as virtual ones are");
+        assert_eq!(
+            socket.segmentation(A, SAMPLE).unwrap(),
+            Segmentation::Interface,
+            "a virtual interface passes super-frames on"
+        );
         // The kernel was tested for TCP with a frame that it accepts.
         let (asked, mut segments) = (segmentation::long_tcp(A), Vec::new());
         let cut = asked.offload(0).finish(asked.get(0).unwrap(), &mut Vec::new(), |part| segments.push(part.to_vec()));

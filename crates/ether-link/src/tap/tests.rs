@@ -65,12 +65,15 @@ fn the_host_talks_through_the_interface() {
 #[test]
 fn an_interface_that_went_away_comes_back() {
     let Some((name, link)) = open("b") else { return };
-    assert!(matches!(TapLink::open(name.clone()), Err(TapError::Busy(_))), "one program at a time");
+    assert!(matches!(TapLink::open(name.clone()), Err(TapError::Busy(_))), "the tap is in use by another descriptor");
     ip(&format!("link delete {name}"));
     let mut frames = Frames::default();
     link.receive(&mut frames, 1);
     let readiness = link.readiness();
-    assert!(readiness.readable.is_none() && readiness.wait == Some(RETRY), "nothing to wait for but time");
+    assert!(
+        readiness.readable.is_none() && readiness.wait == Some(RETRY),
+        "without an interface, only a timer retries"
+    );
     frames.push(&[0; 60]);
     assert_eq!((link.send(&frames, 0), link.lost()), (1, 1));
     frames.clear();

@@ -187,8 +187,8 @@ mod tests {
         let later = NOW + AGE;
         assert_eq!(remotes.sender(address(9, 60_001), later), Some(9));
         assert_eq!(remotes.sender(address(900, 1), later), Some(1));
-        assert_eq!(remotes.sender(address(1, 1), later), Some(2), "the next one that is silent");
+        assert_eq!(remotes.sender(address(1, 1), later), Some(2), "the next silent remote is replaced");
         assert!(remotes.by_address.len() == MAX_REMOTES && remotes.remotes.len() == MAX_REMOTES);
-        assert_eq!(remotes.target(&inner(2, 9, None), later), Target::All, "forgotten with its remote");
+        assert_eq!(remotes.target(&inner(2, 9, None), later), Target::All, "addresses are forgotten with their remote");
     }
 }

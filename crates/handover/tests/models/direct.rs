@@ -122,7 +122,7 @@ fn direct_of(looks: Looks) {
     let mut got = way.got.lock().clone();
     assert!(got.iter().filter(|&&frame| frame < 3).is_sorted(), "one overtakes another");
     got.sort_unstable();
-    assert_eq!(got, [1, 2, 3], "something is left");
+    assert_eq!(got, [1, 2, 3], "a frame is left");
 }
 
 const ALL: Looks = Looks { reading: true, waiting: true, left: true };
@@ -145,7 +145,7 @@ fn without_a_look_at_the_queue_a_frame_overtakes() {
 }
 
 #[test]
-#[should_panic(expected = "something is left")]
+#[should_panic(expected = "a frame is left")]
 fn without_a_wake_up_work_is_left() {
     check(|| direct_of(Looks { left: false, ..ALL }));
 }

@@ -50,7 +50,7 @@ fn waker_of(clear_first: bool) {
     if shared.0.sleep(Counter::is_readable) {
         found = look();
     }
-    assert_eq!(found, 2, "something is there, and all threads sleep");
+    assert_eq!(found, 2, "work is left, and all threads sleep");
 }
 
 fn waker() {
@@ -91,10 +91,10 @@ fn notice_of(locked: bool) {
     }
     while shared.0.event().is_readable() {
         let more = take();
-        assert!(more > 0 || !locked, "it is told of nothing");
+        assert!(more > 0 || !locked, "the event is readable without an entry");
         taken += more;
     }
-    assert_eq!(taken, 2, "something is there, and all threads sleep");
+    assert_eq!(taken, 2, "work is left, and all threads sleep");
 }
 
 fn notice() {
@@ -190,7 +190,7 @@ fn outbox_of(doorbells: &'static [usize], reader: Reader) {
         read();
     }
     let taken = *outbox.taken.lock().unwrap();
-    assert_eq!(taken, doorbells.iter().sum(), "something is there, and all threads sleep");
+    assert_eq!(taken, doorbells.iter().sum(), "work is left, and all threads sleep");
 }
 
 /// Deferred work for one thread, as bits. The first bit signals an eventfd (`crates/pci-slot/src/slot.rs`).
@@ -230,7 +230,7 @@ fn deferred_of(event_first: bool) {
     while shared.1.is_readable() {
         run();
     }
-    assert_eq!(*done.lock().unwrap(), [1, 1], "something is there, and all threads sleep");
+    assert_eq!(*done.lock().unwrap(), [1, 1], "work is left, and all threads sleep");
 }
 
 /// The slot with deferred work (`crates/pci-slot/src/slot.rs`).

@@ -71,7 +71,7 @@ fn state() {
     let mut flushed = state.get() == ERROR;
     state.step(|state| (state == RTS).then_some(SQD));
     responder.join().unwrap();
-    assert_eq!(state.get(), ERROR, "a queue pair that has ended goes on");
+    assert_eq!(state.get(), ERROR, "a queue pair in ERROR continues");
     if queued.load(Ordering::Relaxed) > 0 {
         scheduled.take();
         flushed |= state.get() == ERROR;
@@ -132,7 +132,7 @@ fn generation() {
 
 protocol!(two_copies, without_the_wait: Wait => "memory is used that is free");
 protocol!(two_changes,);
-protocol!(state, without_swaps: Swap => "a queue pair that has ended goes on");
+protocol!(state, without_swaps: Swap => "a queue pair in ERROR continues");
 protocol!(generation,);
 
 #[test]

@@ -166,7 +166,7 @@ fn a_send_without_end_outgrows_its_receive() {
     let end = refuses(end, &part(64), Cause::TOO_LONG);
     let ended = Ended { wr_id: 1, status: WcStatus::LocalLength, byte_len: 0 };
     assert_eq!(end.host.received, [(ended, None)]);
-    assert_eq!(end.host.refused, [], "the receive has reported it");
+    assert_eq!(end.host.refused, [], "the receive has already reported the error");
 }
 
 /// Only its position is kept, so it may be as long as a message can be.

@@ -126,5 +126,5 @@ fn what_a_link_does_is_left_to_it() {
     assert_eq!(link.send(&frames, 0), 2);
     let got = receive(&theirs, 9);
     assert_eq!((got.len(), &got[0]), (2, &long));
-    assert_eq!(carried(&got[1..]), data(500), "the checksum was not left to it");
+    assert_eq!(carried(&got[1..]), data(500), "the checksum was calculated");
 }

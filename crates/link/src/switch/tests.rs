@@ -87,12 +87,15 @@ fn a_sole_port_is_the_uplink() {
     assert!(receive(&*one).is_empty(), "frames that arrive before the port exists are dropped");
     let (ours, theirs) = (one.readiness(), uplink.readiness());
     for (ours, theirs) in [(&ours.readable, &theirs.readable), (&ours.writable, &theirs.writable)] {
-        assert!(Arc::ptr_eq(ours.as_ref().unwrap(), theirs.as_ref().unwrap()), "nothing stands between");
+        assert!(
+            Arc::ptr_eq(ours.as_ref().unwrap(), theirs.as_ref().unwrap()),
+            "a single port uses the uplink's descriptor directly"
+        );
     }
     let came = [1, 2, 255].map(|to| frame(if to == 255 { ALL } else { mac(to) }, mac(9), to.into(), 60));
     outside.send(&frames(&came), 0);
     outside.send(&frames(&[vec![2; 5], vec![]]), 0);
-    assert!(!switch.service(), "the port does it");
+    assert!(!switch.service(), "a single port polls the uplink itself");
     assert_eq!(numbers(&receive(&*one)), [1, 255], "neither another one's frames nor halves of frames");
     assert_eq!(figure(&*one, "switch_dropped_unknown"), 3);
     // All its frames leave, whatever their destination.
@@ -116,7 +119,7 @@ fn an_uplink_that_takes_nothing_delays_ports_for_a_bounded_time() {
     let almost = stall::LIMIT - Duration::from_millis(1);
     assert!(one.readiness().wait.is_none());
     assert_eq!(one.send(&frames(&sent), 0), 2, "frames behind a waiting one wait as well, to keep their order");
-    assert_eq!(one.readiness().wait, Some(stall::LIMIT), "it has to look again");
+    assert_eq!(one.readiness().wait, Some(stall::LIMIT), "the port must retry");
     assert_eq!(one.send(&frames(&sent), 2), 0);
     clock.advance(almost);
     assert_eq!((one.send(&frames(&sent), 2), numbers(&receive(&*two))), (0, vec![]));
@@ -135,7 +138,7 @@ fn an_uplink_that_takes_nothing_delays_ports_for_a_bounded_time() {
     assert_eq!(numbers(&receive(&outside)), [0, 0]);
     assert_eq!(up(3), 2);
     clock.advance(almost);
-    assert_eq!(up(1), 0, "it took something meanwhile");
+    assert_eq!(up(1), 0, "the uplink has taken a frame meanwhile");
 }
 
 /// The other end of the uplink sends back all frames that it gets, including the sender's own group frames.
@@ -146,7 +149,7 @@ fn a_hairpin_delivers_what_comes_back() {
     let [one] = plug(&switch, [1]);
     let exchange = |from: &SwitchPort, sent: &[Vec<u8>]| {
         assert_eq!(from.send(&frames(sent), 0), sent.len());
-        assert_eq!(receive(&outside), sent, "all of it leaves");
+        assert_eq!(receive(&outside), sent, "all frames leave");
         outside.send(&frames(sent), 0);
         while switch.service() {}
     };
@@ -364,7 +367,7 @@ fn a_flood_of_the_uplink_leaves_room_for_others() {
     let [greedy, modest] = plug(&switch, [1, 2]);
     let many = frames(&vec![frame(mac(9), mac(1), 1, 60_000); 1000]);
     let few = frames(&vec![frame(mac(9), mac(2), 2, 60); 3]);
-    assert_eq!(greedy.send(&many, 0), 4, "as much as there is room for");
+    assert_eq!(greedy.send(&many, 0), 4, "the uplink's queue has room for four");
     assert_eq!(modest.send(&few, 0), 0);
     assert_eq!((switch.inspect().waiting_for_uplink, receive(&outside).len()), (2, 4));
     // There is room for many frames, and the greedy port can send first. It does not get all of the room.
@@ -493,7 +496,7 @@ fn the_uplink_is_told_whose_frames_are_wanted() {
     drop(one);
     assert!(switch.0.is_threadless(), "one port is left");
     assert!(matches!(switch.port(mac(7), UnknownUnicast::Drop), Err(SwitchError::Io(_))));
-    assert!(switch.0.is_threadless(), "one port is left still");
+    assert!(switch.0.is_threadless(), "one port is left, which polls the uplink itself");
     assert_eq!(*asked.1.lock(), [&[1][..], &[1, 2], &[2]].map(|list| list.iter().copied().collect()));
 }
 

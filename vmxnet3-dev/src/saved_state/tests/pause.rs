@@ -79,7 +79,7 @@ fn nothing_happens_during_a_pause() {
 
     guest.device.resume_state().unwrap();
     assert_eq!((port.take().len(), driver.reap(0)), (1, 1), "the packet leaves without a doorbell");
-    assert_eq!(driver.events(), 0, "the link is as before");
+    assert_eq!(driver.events(), 0, "no event without a change of the link");
     exchange(&mut driver, &port);
 }
 

@@ -290,7 +290,7 @@ fn a_thousand_terminates_with_cut_headers() {
         bytes.extend((0..1000).flat_map(|_| terminate(Cause::NO_BUFFER, None)));
         peer.send(&bytes);
         let sent = peer.rest(&mut end).unwrap();
-        assert_eq!(sent.len(), 2 * framing::fpdu_len(18 + ReadRequest::LEN), "the READs, and nothing else");
+        assert_eq!(sent.len(), 2 * framing::fpdu_len(18 + ReadRequest::LEN), "only the two READ requests were sent");
         let status = if cut < 4 { WcStatus::RemoteOperation } else { WcStatus::RemoteAccess };
         assert_eq!(end.host.statuses(), [(1, status), (2, WcStatus::Flushed)]);
     }
