@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_change_only_what_they_may() {
+    fn writes_change_only_writable_bits() {
         let mut config = config_space(1024, false);
         config.write(0, &[0xff; CONFIG_SIZE + 8]);
         assert_eq!(read(&config, 0), 0x0820_15ad);

@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn in_every_order_what_is_posted_is_taken() {
+    fn in_every_order_posted_elements_are_taken() {
         for size in [1, 2, 4] {
             explore(size, 9, true);
             explore(size, 9, false);

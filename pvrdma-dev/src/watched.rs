@@ -332,7 +332,7 @@ mod tests {
     /// Everything is destroyed while a watcher lists a queue pair and an SRQ that are still in their tables. In an
     /// earlier version they stayed on the list and kept their memory.
     #[test]
-    fn what_is_listed_while_everything_ends_does_not_stay() {
+    fn objects_listed_during_their_destruction_do_not_stay() {
         let world = World::new();
         let core = world.core();
         let (qp, srq) = (world.create_qp(1), world.create_srq(1));

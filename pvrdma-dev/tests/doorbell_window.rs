@@ -245,7 +245,7 @@ fn arming_is_exact_again_after_one_event() {
 /// Completions that are not yet announced when the page traps again are announced then, because the consumer may have
 /// armed the queue.
 #[test]
-fn what_was_not_announced_is_when_the_page_traps() {
+fn unannounced_completions_are_announced_when_the_page_traps() {
     let guest = Guest::new(DoorbellMode::Auto);
     guest.heat();
     guest.cq.arm();
@@ -263,7 +263,7 @@ fn what_was_not_announced_is_when_the_page_traps() {
 
 /// Conformance 49: the next process with a page does not see the former one's stores, and its doorbells trap at first.
 #[test]
-fn a_second_process_never_sees_what_the_first_wrote() {
+fn a_second_process_never_sees_the_stores_of_the_first() {
     let guest = Guest::new(DoorbellMode::Auto);
     guest.heat();
     let (page, secret) = (guest.context.uar, 0x5ec2_e755_u32.to_le_bytes());
@@ -363,7 +363,7 @@ fn a_system_that_refuses_costs_speed_only() {
 /// After a refusal, a page is not mapped again with each doorbell, because every attempt polls all rings and arms all
 /// queues.
 #[test]
-fn what_is_refused_is_not_asked_for_again_at_once() {
+fn a_refused_mapping_is_not_retried_at_once() {
     for mode in [DoorbellMode::Auto, DoorbellMode::Mapped] {
         let guest = Guest::new(mode);
         guest.pages.refuse(true);

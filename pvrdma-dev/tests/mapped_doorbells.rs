@@ -219,7 +219,7 @@ fn a_sleeper_is_woken_without_having_armed() {
 
 /// A sleeping watcher is woken if work becomes due before its own deadline, and only then.
 #[test]
-fn a_sleeping_watcher_is_woken_for_what_is_due() {
+fn a_sleeping_watcher_is_woken_for_due_work() {
     let (_test, mock, pages, driver) = mock();
     let (cq, qp) = process(&driver);
     cq.arm();
@@ -288,7 +288,7 @@ fn the_next_process_finds_its_page_renewed() {
 
 /// Destroyed objects are not polled, and their memory is released.
 #[test]
-fn what_has_ended_is_not_watched() {
+fn destroyed_objects_are_not_watched() {
     let (test, _mock, pages, driver) = mock();
     let (cq, mut qp) = process(&driver);
     let before = test.device.status().kept;

@@ -261,7 +261,7 @@ fn a_network_comes_and_goes_with_its_devices() {
 
 /// Each invalid device is refused with an error that names the fault, and leaves nothing behind.
 #[test]
-fn what_cannot_be_added_leaves_nothing_behind() {
+fn an_invalid_device_leaves_nothing_behind() {
     for isolate in ISOLATION {
         let host = Host::start(isolate);
         fs::write(host.path("file"), "kept").unwrap();

@@ -91,7 +91,7 @@ fn names(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn http_tells_what_the_command_tells() {
+fn http_serves_the_text_of_the_command() {
     let host = Host::start(2);
     let output = Command::new(PROGRAM)
         .args(["status", "--format", "openmetrics", "--control"])
@@ -105,7 +105,7 @@ fn http_tells_what_the_command_tells() {
 
 /// Each metric that the Grafana dashboard and the Prometheus alerts name exists.
 #[test]
-fn the_dashboard_and_the_alerts_name_what_there_is() {
+fn the_dashboard_and_the_alerts_name_existing_metrics() {
     let host = Host::start(1);
     let known = names(&host.metrics());
     let dashboard: Value = serde_json::from_str(&packaging("grafana-dashboard.json")).unwrap();

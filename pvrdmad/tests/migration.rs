@@ -239,7 +239,7 @@ fn a_state_that_never_ends_is_bounded() {
 }
 
 #[test]
-fn the_log_reports_what_was_written() {
+fn the_log_reports_written_pages() {
     let served = Served::new();
     let mut client = served.client();
     let memory = memfd("guest", 600 * PAGE);

@@ -283,7 +283,7 @@ fn a_daemon_that_cannot_log_serves() {
 }
 
 #[test]
-fn what_is_logged_changes_while_the_daemon_runs() {
+fn the_log_level_changes_while_the_daemon_runs() {
     let mut host = Host::start(1, "network", "");
     host.run("link down --device vm").unwrap();
     host.run("log-level off").unwrap();

@@ -188,7 +188,7 @@ fn frames_longer_than_the_mtu_are_dropped() {
 
 /// The hash and the queue follow the configuration, for each kind of packet.
 #[test]
-fn hashes_say_what_was_hashed() {
+fn hashes_have_the_type_of_their_input() {
     let (guest, _port) = Guest::recording();
     let config = DriverConfig { tx_queues: 8, rx_queues: 8, features: feature::RSS, ..DriverConfig::default() };
     let mut driver = Driver::prepare(&guest, config);

@@ -154,7 +154,7 @@ fn end(next: Option<usize>, has: Has) {
 }
 
 #[test]
-fn what_comes_while_a_driver_starts_is_announced() {
+fn frames_that_arrive_while_a_driver_starts_are_announced() {
     start(ALL);
 }
 

@@ -302,7 +302,7 @@ fn trap_10_thresholds_and_receive_doorbells() {
 
 /// Trap 11: a checksum counts as right only if it is, for whole TCP and UDP packets (warnings asserted in the driver).
 #[test]
-fn trap_11_what_is_verified() {
+fn trap_11_verified_checksums() {
     let (guest, _port) = Guest::recording();
     let mut driver = Driver::up(&guest, DriverConfig::default());
     let mut verified = |bytes: &[u8]| {

@@ -331,7 +331,7 @@ fn number(number: usize) -> (Gid, Option<u16>) {
 }
 
 #[test]
-fn what_is_remembered_is_bounded() {
+fn remembered_addresses_are_bounded() {
     let mut world = World::new(false, &[(1, OWN), (2, OWN)]);
     for last in 0..10_000 {
         world.table.claim(mac(1), number(last), Claim::Announce(mac(1)), world.now).unwrap();
@@ -374,7 +374,7 @@ fn a_device_asks_for_so_many_at_a_time() {
 }
 
 #[test]
-fn what_was_bound_is_remembered_as_long_as_there_is_room() {
+fn released_addresses_are_remembered_while_there_is_room() {
     let mut world = World::new(false, &[(1, OWN), (2, OWN)]);
     for last in 0..=MAX_UNBOUND {
         world.table.claim(mac(1), number(last), Claim::Bind, world.now).unwrap();

@@ -107,7 +107,7 @@ fn nothing_is_saved_up_while_a_device_is_idle() {
 
 /// A device that did much on its own threads waits for the others, but only up to a bound.
 #[test]
-fn what_was_done_elsewhere_counts_up_to_a_bound() {
+fn work_on_own_threads_counts_up_to_a_bound() {
     let world = World::new(&[weight(100), weight(100)]);
     world.tasks[0].schedule();
     world.tasks[1].share().ran_elsewhere(&world.queue.contention, 100 * MAX_DEBT, false);

@@ -17,7 +17,7 @@ fn a_cost_is_scaled_by_the_weight() {
 
 /// Work on a device's own threads counts while other devices are busy, or may wait for the same link.
 #[test]
-fn what_is_done_elsewhere_counts_beside_others() {
+fn work_on_own_threads_counts_beside_busy_devices() {
     for (busy, own, wire, counts) in [
         (0, false, false, false),
         (0, false, true, true),
@@ -133,7 +133,7 @@ fn queue_pairs_learn_of_their_limit() {
 }
 
 #[test]
-fn what_was_used_is_told() {
+fn usage_is_reported() {
     let share = share(100);
     share.add_worker_time(MS);
     share.add_port_time(2 * MS);

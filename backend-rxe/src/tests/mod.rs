@@ -233,7 +233,7 @@ fn a_doorbell_beside_a_response_that_is_dropped_is_heard() {
 
 /// The guest sees a message before the port's thread has acknowledged it. A QP that ends then still acknowledges it.
 #[test]
-fn what_has_come_is_acknowledged_before_a_qp_ends() {
+fn received_messages_are_acknowledged_before_a_qp_ends() {
     let endings: [fn(&End<RxeHca>); 3] =
         [|end| end.to(QpState::Error), |end| end.to(QpState::Reset), |end| end.qp.destroy()];
     for ending in endings {

@@ -126,7 +126,7 @@ fn a_packet_is_taken_and_answered_on_the_thread_that_has_it() {
 }
 
 #[test]
-fn what_is_not_to_be_taken_comes_in_the_ordinary_way() {
+fn frames_that_are_not_taken_inline_arrive_through_the_queue() {
     let (world, node, link, _cable, uplink) = handing(1);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);

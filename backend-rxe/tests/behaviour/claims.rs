@@ -135,7 +135,7 @@ fn an_address_without_a_known_owner_is_probed_and_then_bound() {
 
 /// Requests during the probe wait for it, so that a program that connects at once does not use up its retries.
 #[test]
-fn what_is_sent_meanwhile_waits_for_the_probe() {
+fn requests_during_a_probe_wait_for_it() {
     let world = World::new();
     let (network, _guest, _uplink) = with_card(&world, 1);
     let device = world.ruled(1, Rules::default());

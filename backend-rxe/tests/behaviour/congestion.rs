@@ -141,7 +141,7 @@ fn lasting_congestion_ends_at_the_least_rate() {
 }
 
 #[test]
-fn what_a_notification_looks_like() {
+fn a_notification_has_its_format() {
     let rig = rig(Some(Congestion::default()));
     rig.taps[0].congested.store(1, SeqCst);
     rig.ends[0].submit(1, write(Default::default()), &[]);

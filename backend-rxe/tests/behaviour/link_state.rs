@@ -137,7 +137,7 @@ fn a_port_that_is_down() {
 
 /// When the MTU of the uplink changes, new connections must fit it. Packets of existing connections pass if they fit.
 #[test]
-fn path_mtus_follow_what_the_uplink_carries() {
+fn path_mtus_follow_the_mtu_of_the_uplink() {
     on_the_wire(Faults::default(), 1, || {
         let pair = Pair::with(World::new(), |a| a.path_mtu = Mtu::M4096, |a| a.path_mtu = Mtu::M4096);
         let (mine, theirs) = (pair.a.buffer(4096), pair.b.buffer(4096));

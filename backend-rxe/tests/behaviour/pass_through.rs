@@ -260,7 +260,7 @@ impl Link for Gone {
 }
 
 #[test]
-fn what_waits_for_a_link_that_is_gone_does_not_wait_for_ever() {
+fn frames_do_not_wait_forever_for_a_link_that_is_gone() {
     let world = threaded();
     let function = Function::new();
     let (lost, told) = mpsc::channel();

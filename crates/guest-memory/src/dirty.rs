@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_outlives_a_range_and_counts_only_what_it_includes() {
+    fn the_log_outlives_a_range_and_covers_only_its_own_pages() {
         let space = space();
         space.start_dirty_log(&[(BASE + PAGE_SIZE, 2 * PAGE_SIZE)], &budget()).unwrap();
         space.view().write(BASE, &[1; 4 * 4096]).unwrap();

@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(frames.bytes(), 7);
     }
     #[test]
-    fn what_is_left_to_be_done_stays_with_its_frame() {
+    fn pending_offloads_stay_with_their_frame() {
         let (tcp, segmentation) = long_tcp([2; 6], [4; 6], b"data", 2);
         let (checksum, none) = (open_checksum(&tcp), Offload::NONE);
         let mut frames = Frames::default();

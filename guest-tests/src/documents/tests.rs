@@ -29,7 +29,7 @@ fn table_of_what_works(text: &str) -> Option<&str> {
 }
 
 #[test]
-fn the_readme_says_what_works() {
+fn the_readme_has_the_generated_table() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     if let Some(table) = table_of_what_works(&readme) {
         let wanted = crate::cases::matrix::table(&crate::cases::names());
@@ -54,7 +54,7 @@ fn the_documents_have_the_parameters_of_a_slow_line() {
 
 /// The tests that the page about hand-overs names exist.
 #[test]
-fn the_tests_of_what_is_kept_exist() {
+fn the_tests_of_kept_state_exist() {
     let page = fs::read_to_string(root().join("docs/kept.md")).unwrap();
     let code = |cell: &str| cell.trim().strip_prefix('`')?.strip_suffix('`').map(str::to_owned);
     let rows = page.lines().filter_map(|line| {

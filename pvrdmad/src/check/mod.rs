@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_fail() {
+    fn problems_are_found() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().display();
         fs::write(folder.path().join("plain"), "").unwrap();

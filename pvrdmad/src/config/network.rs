@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_together() {
+    fn compatible_keys_are_accepted() {
         let plain = resolve("name=n").unwrap();
         assert_eq!((plain.name.as_str(), plain.uplink, plain.vlan), ("n", None, VlanMode::Untagged));
         assert_eq!(plain.mtu, 9000, "the default without an uplink");

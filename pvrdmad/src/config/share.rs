@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_together() {
+    fn compatible_keys_are_accepted() {
         let share = |keys: &str| format!("name=a,{keys}").parse::<DeviceSpec>().and_then(|spec| spec.share());
         assert_eq!(share("pin=off"), Ok(ShareConfig::default()));
         let all = share("weight=300,max-rate=10G,burst=1000000,qp-max-rate=1G,min-rate=500M").unwrap();

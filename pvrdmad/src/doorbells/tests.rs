@@ -389,7 +389,7 @@ impl MappedDoorbells for LatePost {
 /// A post just before the pages are taken away is found only by the poll after that: a watcher that omits this poll
 /// goes to sleep with work pending, and no touch wakes it.
 #[test]
-fn the_look_after_the_pages_were_taken_away_finds_what_nothing_else_does() {
+fn the_poll_after_a_revocation_finds_the_last_posts() {
     for forgets in [false, true] {
         let Some(place) = Place::new(8) else { return };
         let (mapping, device) = (place.map(), LatePost::new(place.map(), forgets));

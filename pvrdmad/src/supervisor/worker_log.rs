@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_pass_without_what_a_terminal_obeys() {
+    fn lines_pass_without_control_characters() {
         assert_eq!(passed(b"one\ntwo", 9), "one\ntwo\n");
         assert_eq!(passed(b"\x1b[31mred\xff\r\n\n", 9), "\u{fffd}[31mred\u{fffd}\u{fffd}\n\n");
         assert_eq!(passed(b"", 9), "");

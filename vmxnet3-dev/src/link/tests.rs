@@ -40,7 +40,7 @@ fn read(link: &NicLink, most: usize) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn what_the_guest_sends_is_read() {
+fn frames_of_the_guest_are_read() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig::default());
     assert_eq!(read(&link, 9).len(), 0, "the driver may have filled its rings before it started");
@@ -148,7 +148,7 @@ fn no_doorbell_is_forgotten() {
 
 /// A packet that is too short for its tag is dropped; otherwise it would show bytes of another frame in front.
 #[test]
-fn what_is_no_frame_takes_no_room() {
+fn an_invalid_frame_takes_no_room() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig::default());
     let frame = Flow::TO_PEER.udp(&pattern(100));
@@ -200,7 +200,7 @@ fn interrupts(driver: &Driver<'_>) -> u64 {
 
 /// When a packet of the guest is answered, one interrupt reports both the completion and the answer.
 #[test]
-fn an_answer_brings_the_interrupt_for_what_was_sent() {
+fn an_answer_brings_the_interrupt_for_a_sent_packet() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig::default());
     let frame = TxPacket::plain(&Flow::TO_PEER.udp(&pattern(100)));
@@ -220,7 +220,7 @@ fn an_answer_brings_the_interrupt_for_what_was_sent() {
 
 /// Completions are reported at the deadline if no other interrupt follows.
 #[test]
-fn what_was_sent_is_announced_without_an_answer() {
+fn sent_packets_are_completed_without_an_answer() {
     let (guest, link) = linked();
     let link = NicLink { deadline: Deadline::new(LATEST).unwrap(), ..link };
     let mut driver = Driver::up(&guest, DriverConfig { tx_queues: 2, rx_queues: 2, ..DriverConfig::default() });
@@ -351,7 +351,7 @@ fn checksums_between_guests_are_calculated() {
 }
 
 #[test]
-fn what_is_written_waits_for_the_guests_buffers() {
+fn written_frames_wait_for_the_guests_buffers() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig { rx: RxLayout::SMALL, ..DriverConfig::default() });
     let mut frames = Frames::default();
@@ -375,7 +375,7 @@ fn what_is_written_waits_for_the_guests_buffers() {
 /// A frame waits for buffers of a driver that ends or is replaced. This is a regression test: the next driver used to
 /// get no frames.
 #[test]
-fn what_waits_for_buffers_does_not_wait_for_a_driver_that_has_gone() {
+fn frames_do_not_wait_for_buffers_of_a_driver_that_has_gone() {
     let (guest, link) = linked();
     let layout = DriverConfig { rx: RxLayout::SMALL, ..DriverConfig::default() };
     let mut frames = Frames::default();
@@ -396,7 +396,7 @@ fn what_waits_for_buffers_does_not_wait_for_a_driver_that_has_gone() {
 }
 
 #[test]
-fn what_is_no_frame_or_finds_no_driver_is_lost() {
+fn invalid_frames_and_frames_without_a_driver_are_lost() {
     let (guest, link) = linked();
     let mut frames = Frames::default();
     frames.push(&Flow::TO_GUEST.udp(&pattern(64)));

@@ -156,7 +156,7 @@ fn extension_headers_and_fragments() {
 }
 
 #[test]
-fn what_cannot_be_segmented_is_refused() {
+fn invalid_segmentation_is_refused() {
     let tcp = Flow::TO_PEER.tcp(1, ACK, 0, &pattern(3000));
     assert!(Frame::to_be_segmented(&tcp, 1000).is_ok());
     assert!(Frame::to_be_segmented(&tcp, 0).is_err(), "no size");

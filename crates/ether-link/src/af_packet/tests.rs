@@ -184,7 +184,7 @@ fn frames_cross_a_veth_pair_as_they_are() {
 
 /// The kernel gets a long frame whole, and a checksum to compute; between local interfaces it delivers both unchanged.
 #[test]
-fn what_is_left_to_the_kernel_arrives_right() {
+fn offloads_of_the_kernel_deliver_correct_frames() {
     let Some(host) = Namespace::new("open") else { return };
     host.veth();
     host.enter(|| {
@@ -407,7 +407,7 @@ fn tags(link: &AfPacketLink, marks: usize) -> Vec<(u8, Option<u16>)> {
 
 /// The link is used outside of the namespace: only with the socket.
 #[test]
-fn a_socket_that_was_handed_over_gets_what_its_opener_says() {
+fn a_socket_that_was_handed_over_receives_the_addresses_of_its_opener() {
     let Some(host) = Namespace::new("given") else { return };
     host.veth();
     let c = MacAddr([2, 0, 0, 0, 0, 3]);

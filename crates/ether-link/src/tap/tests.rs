@@ -83,7 +83,7 @@ fn an_interface_that_went_away_comes_back() {
 }
 
 #[test]
-fn what_is_no_tap_is_refused() {
+fn an_interface_that_is_no_tap_is_refused() {
     match TapLink::open("lo".parse().unwrap()) {
         Err(TapError::Other { name, .. }) => assert_eq!(name.as_str(), "lo"),
         Err(error @ (TapError::NotPermitted(_) | TapError::NoTun(_))) => skipped(&error),

@@ -228,7 +228,7 @@ fn frames_arrive_whole_and_in_order() {
 }
 
 #[test]
-fn what_no_frame_is_as_long_as_is_lost_alone() {
+fn an_overlong_frame_is_lost_alone() {
     let a = listen();
     let b = connect(&a);
     wait_until_both_are_up(&a, &b);
@@ -328,7 +328,7 @@ fn the_certificate_of_a_server_is_checked() {
 }
 
 #[test]
-fn what_is_no_tls_of_this_version() {
+fn other_protocols_and_tls_versions_are_refused() {
     let link = listen();
     // A TLS 1.2 hello with one suite and no extensions.
     let hello = [&[0x16, 3, 1, 0, 45, 1, 0, 0, 41, 3, 3][..], &[7; 32], &[0, 0, 2, 0xc0, 0x2f, 1, 0]].concat();
@@ -461,7 +461,7 @@ fn a_peer_that_stops_reading() {
 
 /// The thread that reads a link writes the remaining data, and no send is needed for it.
 #[test]
-fn what_is_left_leaves_when_frames_are_received() {
+fn unsent_data_leaves_when_frames_are_received() {
     let link = listen();
     let mut peer = Stranger::new(address(&link), keys(&["x"]).client(address(&link)));
     peer.greet();

@@ -221,7 +221,7 @@ fn the_traffic_class_is_carried_outside() {
 }
 
 #[test]
-fn what_does_not_go_together_is_refused() {
+fn contradictory_remotes_are_refused() {
     let remote = |text: &str| text.parse::<SocketAddr>().unwrap();
     let numbers = (0..=u16::try_from(MAX_REMOTES).unwrap()).map(u16::to_be_bytes);
     let many: Vec<_> = numbers.map(|[high, low]| SocketAddr::from(([10, 1, high, low], 1))).collect();

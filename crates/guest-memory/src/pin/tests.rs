@@ -302,7 +302,7 @@ fn the_record_of_registered_memory_is_small() {
 
 /// N11: pages that a VMM has not used would be charged to this process.
 #[test]
-fn what_the_vmm_has_not_used_stays_unused() {
+fn pages_that_the_vmm_has_not_used_stay_unused() {
     for policy in [PinPolicy::All, PinPolicy::Registered] {
         let space = DmaSpace::new(policy);
         let mapping = shared(20_000);
@@ -361,7 +361,7 @@ fn pages_that_touch_are_one_run_in_any_order() {
 
 /// A page that cannot be faulted in is an error, and nothing of the registration stays locked.
 #[test]
-fn what_cannot_be_populated_is_not_locked() {
+fn pages_that_cannot_be_populated_are_not_locked() {
     let mapping = shared(8);
     let file = mapping.file_offset().unwrap().file().try_clone().unwrap();
     let addresses = mapping.as_ptr() as usize..mapping.as_ptr() as usize + mapping.size();

@@ -94,7 +94,7 @@ fn the_longest_headers_are_segmented_with_a_tag() {
 }
 
 #[test]
-fn what_is_no_whole_segment_or_datagram_has_no_checksum_to_calculate() {
+fn incomplete_segments_and_datagrams_have_no_checksum_to_calculate() {
     let tcp = frame(&[], &v4(6, 0, &transport(6, 0)));
     let udp = frame(&[], &v6(17, &[], &transport(17, 0)));
     assert!(!accepted(&tcp).is_empty() && !accepted(&udp).is_empty());

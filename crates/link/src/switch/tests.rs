@@ -143,7 +143,7 @@ fn an_uplink_that_takes_nothing_delays_ports_for_a_bounded_time() {
 
 /// The other end of the uplink sends back all frames that it gets, including the sender's own group frames.
 #[test]
-fn a_hairpin_delivers_what_comes_back() {
+fn a_hairpin_delivers_returned_frames() {
     let (ours, outside) = memory::pair(100).unwrap();
     let switch = Switch::hairpin_without_thread(Arc::new(ours), MTU, Arc::new(ManualClock::default())).unwrap();
     let [one] = plug(&switch, [1]);
@@ -391,7 +391,7 @@ fn a_flood_of_the_uplink_leaves_room_for_others() {
 }
 
 #[test]
-fn what_the_uplink_does_not_take_is_delivered_once() {
+fn frames_that_the_uplink_does_not_take_are_delivered_once() {
     let (switch, outside, _) = switch(2);
     let [one, two] = plug(&switch, [1, 2]);
     let to = [mac(2), mac(9), ALL, mac(2), ALL, mac(2), mac(9)];

@@ -25,7 +25,7 @@ fn each_kind_of_word_is_found() {
 }
 
 #[test]
-fn a_row_is_of_one_file_and_of_what_is_there() {
+fn a_row_names_an_existing_atomic_of_its_file() {
     let workspace = crate_a(&[(FILE, "pub struct S { mark: AtomicBool }\n")]);
     let elsewhere = format!("| `{FILE}` | `mark` | |\n| `crates/a/src/b.rs` | `mark` | |\n");
     assert_one(&atomics::check(&workspace, &elsewhere), &[REPOSITORY.atomics.document, "`mark` of crates/a/src/b.rs"]);

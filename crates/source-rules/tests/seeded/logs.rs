@@ -31,7 +31,7 @@ fn a_line_may_say_why() {
 }
 
 #[test]
-fn what_is_off_and_what_is_no_product_is_free() {
+fn disabled_levels_and_tests_are_not_limited() {
     let source = "fn f() { log::debug!(\"x\"); log::trace!(\"x\"); }\n\
                   #[cfg(test)]\nmod tests { fn f() { log::warn!(\"x\"); } }\n";
     assert_eq!(check(source), []);

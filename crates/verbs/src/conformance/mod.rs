@@ -162,11 +162,11 @@ cases! {
         a_write_with_immediate_to_a_bad_key_ends_its_receive,
         a_long_write_with_immediate_to_a_bad_key_takes_no_receive,
         remote_access_errors,
-        what_a_qp_does_not_enable_is_refused,
+        operations_that_a_qp_does_not_enable_are_refused,
         receives_that_do_not_fit,
         a_receive_is_not_ready,
         a_peer_that_does_not_answer_exhausts_the_retries,
-        what_follows_an_error_is_flushed,
+        requests_behind_an_error_are_flushed,
     }
     datagrams {
         a_datagram_brings_its_header,
@@ -186,7 +186,7 @@ cases! {
         error_flushes_both_queues,
         reset_is_silent_and_starts_over,
         draining_finishes_what_was_started,
-        attributes_are_what_was_set,
+        attributes_are_those_that_were_set,
         a_destroyed_qp_publishes_nothing,
         the_first_request_establishes_the_communication,
     }

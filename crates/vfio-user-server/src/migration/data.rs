@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_whole() {
+    fn data_that_does_not_fit_is_refused_as_a_whole() {
         let budget = MemoryBudget::new(2 * CHUNK as u64);
         let mut data = StateData::new(&budget);
         data.append(&pattern(10)).unwrap();

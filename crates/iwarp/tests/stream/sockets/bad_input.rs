@@ -265,7 +265,7 @@ fn responses_that_fit_no_read() {
 }
 
 #[test]
-fn writes_to_what_they_may_not_touch() {
+fn writes_to_forbidden_memory() {
     let cases = [
         (0, 0, Cause::TAGGED_STAG),
         (KEY + 1, 0, Cause::TAGGED_STAG),

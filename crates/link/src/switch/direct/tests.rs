@@ -142,7 +142,7 @@ fn frames_are_taken_where_they_are_read() {
 }
 
 #[test]
-fn nothing_overtakes_what_waits() {
+fn no_frame_overtakes_a_waiting_one() {
     let bench = Bench::new();
     let [(one, first), (two, _)] = bench.ports([1, 2]);
     // The frames that it does not take wait in the queue, and so do all that arrive until then.

@@ -60,7 +60,7 @@ fn pages_come_move_and_go() {
 
 /// The data that a process has stored is gone before the page is mapped elsewhere, and no other page changes.
 #[test]
-fn what_was_stored_is_gone() {
+fn stored_data_is_discarded() {
     let Some((_vm, pages, _memory)) = pages() else { return };
     for page in [3, 4] {
         pages.map(page, HOLE + u64::from(page) * 4096).unwrap();
