@@ -273,8 +273,8 @@ mod tests {
         })
     }
 
-    /// A queue pair is destroyed while a watcher lists it, and another process gets its handle. In an earlier version
-    /// the new queue pair was not watched.
+    /// A queue pair is destroyed while a watcher lists it, and another process gets its handle. Regression: the new
+    /// queue pair was not watched.
     #[test]
     fn a_queue_pair_that_is_listed_late_hides_none() {
         for order in orders() {
@@ -329,8 +329,8 @@ mod tests {
         }
     }
 
-    /// Everything is destroyed while a watcher lists a queue pair and an SRQ that are still in their tables. In an
-    /// earlier version they stayed on the list and kept their memory.
+    /// Everything is destroyed while a watcher lists a queue pair and an SRQ that are still in their tables.
+    /// Regression: they stayed on the list and kept their memory.
     #[test]
     fn objects_listed_during_their_destruction_do_not_stay() {
         let world = World::new();

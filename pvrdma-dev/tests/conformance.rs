@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How many numbers the list has.
+/// Number of entries of the list.
 const NUMBERS: u32 = 75;
 
 /// Beginning of the last cell of a row without tests.

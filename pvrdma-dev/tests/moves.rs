@@ -339,8 +339,8 @@ impl Side {
         self.test = next;
     }
 
-    /// Continues on another adapter, without the neighbours that it had on the first one, as a VMM does it. The first
-    /// device leaves.
+    /// Continues on another adapter, without the local peers of the first one, as a VMM does it. The first device
+    /// leaves.
     fn move_alone(&mut self, adapter: Adapter, saved: &[u8], leaves: bool) {
         self.space = self.test.memory.another_space();
         let config = TestDevice::<Rxe>::config(self.host);

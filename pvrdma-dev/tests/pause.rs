@@ -1,4 +1,4 @@
-//! A device that is paused: nothing of it accesses the guest's memory, and nothing that happens meanwhile is lost.
+//! A paused device: it does not access the guest's memory, and loses no event of the pause.
 #![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;

@@ -11,7 +11,7 @@ use loom::thread;
 
 use Command::{Create, Destroy, EndAll};
 
-/// How the list treats objects with the same handle.
+/// Treatment of objects with the same handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Same {
     Object,

@@ -36,7 +36,7 @@ const JOURNAL: &str = "/run/systemd/journal/socket";
 
 static LOGGER: OnceLock<Logger> = OnceLock::new();
 
-/// How lines are written.
+/// Format of lines.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LogFormat {
     /// For people, to standard error.

@@ -1,4 +1,5 @@
-//! When a device is announced at its uplink, after its frames have begun to leave at another place of the network.
+//! Schedule of a device's announcements at its uplink, after its frames have begun to leave at another place of the
+//! network.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;

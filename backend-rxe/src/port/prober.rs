@@ -1,4 +1,4 @@
-//! Probes that ask hosts beyond the uplink for addresses that the device claims, before it gets them.
+//! Probes for claimed addresses: ask hosts beyond the uplink whether they use an address before the device gets it.
 
 use std::sync::{Arc, Weak};
 

@@ -153,7 +153,7 @@ fn strangers_cost_no_memory() {
 }
 
 /// A host beyond the uplink sends as a device of this process: with its IP address only, and with its Ethernet address
-/// as well. Its neighbour is connected with it by local delivery, and has received nothing yet.
+/// as well. Its local peer is connected with it, and has received nothing yet.
 #[test]
 fn a_neighbour_cannot_be_forged() {
     let (rxe, node, _, cable, _uplink) = exposed(100);

@@ -7,7 +7,7 @@ use pvrdma_verbs_types::{
 
 use crate::world::*;
 
-/// Outcome of a failing request with a neighbour in each queue.
+/// Outcome of a failing request, and of another request in each queue.
 struct Outcome {
     requester: WcStatus,
     /// Status of the first receive.

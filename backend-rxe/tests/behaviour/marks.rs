@@ -13,7 +13,7 @@ use crate::world::*;
 
 const QKEY: u32 = 0x1234;
 
-/// How the two devices are addressed.
+/// Kind of the addresses of the two devices.
 #[derive(Clone, Copy, Debug)]
 struct Addresses {
     kind: GidType,

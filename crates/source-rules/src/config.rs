@@ -57,7 +57,7 @@ pub struct PurityException {
     pub file: &'static str,
     /// The full path of the name.
     pub name: &'static str,
-    /// Why this is harmless.
+    /// Reason why this is harmless.
     pub reason: &'static str,
 }
 

@@ -234,7 +234,7 @@ mod tests {
         }
     }
 
-    /// In an earlier version the first QP of each guest had the same QPN.
+    /// Regression: the first QP of each guest had the same QPN.
     #[test]
     fn a_table_begins_at_a_random_number() {
         let table = HandleTable::beginning("thing", 2..6, (0xffff_fff2, 7));

@@ -205,7 +205,7 @@ impl NetworkSpec {
 mod tests {
     use super::*;
 
-    /// C10: the line rate of congestion control used to be a constant.
+    /// Regression (C10): the line rate of congestion control was a constant.
     #[test]
     fn an_interface_reports_its_speed() {
         let file = tempfile::NamedTempFile::new().unwrap();

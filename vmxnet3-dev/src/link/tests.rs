@@ -174,7 +174,7 @@ fn an_invalid_frame_takes_no_room() {
 }
 
 /// A doorbell rings while another thread reads its packet: the doorbell's thread finds nothing to do and wakes no
-/// reader. The reader must therefore signal the remaining packets. This is a regression test: both sides used to sleep.
+/// reader. The reader must therefore signal the remaining packets. Regression: both sides slept.
 #[test]
 fn a_reader_signals_the_remaining_packets() {
     let (guest, link) = linked();
@@ -372,8 +372,7 @@ fn written_frames_wait_for_the_guests_buffers() {
     assert!(ready(&link)[1]);
 }
 
-/// A frame waits for buffers of a driver that ends or is replaced. This is a regression test: the next driver used to
-/// get no frames.
+/// A frame waits for buffers of a driver that ends or is replaced. Regression: the next driver got no frames.
 #[test]
 fn frames_do_not_wait_for_buffers_of_a_driver_that_has_gone() {
     let (guest, link) = linked();

@@ -262,7 +262,7 @@ fn the_share_of_mappings_is_refused_by_name() {
     assert!(text.contains("share of 1 locked pieces"), "{text}");
 }
 
-/// In an earlier version the bookkeeping of registrations was not charged to the device's budget.
+/// Regression: the bookkeeping of registrations was not charged to the device's budget.
 #[test]
 fn the_record_of_pins_is_charged() {
     let (space, _) = limited(PinPolicy::Registered, 4096, MemoryLimits::default());

@@ -46,7 +46,7 @@ struct Watcher {
     /// The ring is polled, because its page was touched.
     watches: bool,
     events: u64,
-    /// How far it has looked.
+    /// Number of posts that it has seen.
     taken: usize,
     /// The watcher polls once more after it has revoked the pages.
     looks_again: bool,
