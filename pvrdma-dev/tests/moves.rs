@@ -716,7 +716,7 @@ fn a_device_that_does_not_leave_takes_its_connections_along() {
     pair.finish();
 }
 
-/// A snapshot restored alone: the peer has gone on, so the connection ends, and its requests flush. Everything else
+/// A snapshot restored alone: the peer has continued, so the connection ends, and its requests flush. Everything else
 /// continues.
 #[test]
 fn connections_of_a_snapshot_end() {

@@ -89,7 +89,7 @@ fn a_completion_that_came_before_arming_is_not_announced() {
     assert_eq!(driver.notifications(), [process.cq.handle], "still armed");
 }
 
-/// The doorbell was on its way when the device was paused: a completion came before it.
+/// The doorbell was in transit when the device was paused: a completion precedes it.
 #[test]
 fn arming_that_comes_too_late() {
     let (test, mock) = mock_with(DeviceConfig { posted_doorbells: true, ..TestDevice::<MockBackend>::config(1) });

@@ -1,4 +1,4 @@
-//! Queue pairs and regions that are saved and go on as new ones: every byte right, everything once and in order.
+//! Queue pairs and regions that are saved and restored: every byte is right, and everything happens once and in order.
 
 use pvrdma_link::fault::Faults;
 use pvrdma_saved_state::{Message, rxe as saved};

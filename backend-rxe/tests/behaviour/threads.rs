@@ -122,7 +122,7 @@ fn destruction_under_traffic() {
 fn unmapping_under_traffic() {
     let pair = Pair::with(threaded(2), |_| {}, |_| {});
     let (mine, theirs) = (pair.a.buffer(1 << 20), pair.b.buffer(1 << 20));
-    // The traffic goes on until the error: a fixed number of requests may all end before the memory is unmapped.
+    // The traffic continues until the error: a fixed number of requests may all end before the memory is unmapped.
     let write_until_error = |end: &End, from: &Buffer, to: &Buffer| {
         for i in (0..).take_while(|_| end.state() != QpState::Error) {
             end.submit(i, write(to.remote(0)), &[from.all()]);

@@ -103,7 +103,7 @@ fn run<T>(kind: ThreadKind, name: &str, body: impl FnOnce() -> T) -> T {
         hook(kind);
     }
     // `AssertUnwindSafe` is correct because no code looks at the state that the panic may have left half changed: the
-    // panic goes on at once.
+    // panic continues at once.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => result,
         Err(panic) => {

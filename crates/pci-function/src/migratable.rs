@@ -38,7 +38,7 @@ pub trait Migratable: PciFunction {
     /// no byte after the end of the state, and no guest memory, which need not be mapped yet.
     ///
     /// Connections to other hosts continue only if the state is that of a live migration, which was saved within the
-    /// last minute. Those of a snapshot end, because their other ends have gone on since.
+    /// last minute. Those of a snapshot end, because their other ends have continued since.
     ///
     /// The state is untrusted: whatever it holds, the function can do no more than a guest could have it do.
     ///

@@ -11,7 +11,7 @@
 //! | it ended | the stream | the client |
 //! | --- | --- | --- |
 //! | while it waited, or after a peek | is before the message | is answered by the next server |
-//! | after one read of a message, before the answer | is behind the message | waits for its timeout, goes on then |
+//! | after one read of a message, before the answer | is behind the message | waits for its timeout, then continues |
 //! | between several reads of a message, or writes of an answer | may be inside | is disconnected |
 //!
 //! A read or write of bytes that are there, or have room, is not interrupted by a signal, not even by SIGKILL. So a

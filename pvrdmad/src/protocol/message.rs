@@ -211,8 +211,8 @@ pub enum Request {
         lockable: Option<u64>,
     },
     /// Internal: gives all devices to the worker at the other end of the socket that comes with the request. With a
-    /// second socket, the giver writes a byte to it once the other worker is ready, and goes on when it reads one. The
-    /// process ends after the reply, unless that is an error.
+    /// second socket, the giver writes a byte to it once the other worker is ready, and continues when it reads one.
+    /// The process ends after the reply, unless that is an error.
     HandOver {},
     /// Internal: takes over all expected devices from the worker at the other end of the socket that comes with the
     /// request.

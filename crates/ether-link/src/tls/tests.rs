@@ -248,7 +248,7 @@ fn without_a_connection_frames_are_lost() {
     assert_eq!(receive(&peer, 1), [b"3"]);
 }
 
-/// A client without the right key gets no frame and is counted; a client with it can go on.
+/// A client without the right key gets no frame and is counted; a client with it can continue.
 #[test]
 fn a_peer_without_the_key_gets_nothing() {
     let link = listen();
