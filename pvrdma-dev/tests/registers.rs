@@ -367,7 +367,7 @@ fn a_path_mtu_that_changes_is_a_port_event() {
 
 /// Changed limits apply to the next driver; the present one keeps the limits that it has read.
 #[test]
-fn a_driver_is_told_of_limits_when_it_starts() {
+fn a_driver_gets_new_limits_when_it_starts() {
     let (test, _) = mock_device_with(MockTest::config_of_version(20), GuestMemory::new(4 << 20));
     let driver = test.driver();
     let before = driver.cap_u32(96);

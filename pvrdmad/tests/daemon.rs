@@ -329,7 +329,7 @@ fn status_shows_clients_and_their_memory() {
 /// A client that is turned away only sees the end of its connection. Status and log name the process that has the
 /// device.
 #[test]
-fn status_says_whose_a_socket_is() {
+fn status_names_the_owner_of_a_socket() {
     let place = Place::new();
     let _running = place.start();
     let holder = || place.status()["devices"][0]["client"]["process"].clone();

@@ -200,7 +200,7 @@ fn a_client_that_maps_nothing_sends_messages() {
 
 /// With `auto`, status gives the reason for the chosen mode. A client of a device without pages is not offered a file.
 #[test]
-fn auto_says_why_doorbells_trap() {
+fn auto_reports_why_doorbells_trap() {
     let Some(daemon) = Daemon::start(["auto", "trapped"], &[]) else { return };
     let report = daemon.report(1);
     assert_eq!(report["doorbells"]["mode"], "trapped");

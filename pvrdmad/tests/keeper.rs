@@ -159,7 +159,7 @@ fn a_close_that_never_returns_ends_the_connection_of_its_client() {
 }
 
 #[test]
-fn a_daemon_ends_whose_keeper_does_not() {
+fn a_daemon_ends_although_a_keeper_does_not() {
     let files = match EndlessClose::mount() {
         Ok(files) => files,
         Err(reason) => return skipped(&reason),

@@ -167,7 +167,7 @@ fn promtool_finds_nothing() {
 /// Ten hosts have devices of the same name: no panel and no alert merges them. Each alert has a severity, a description
 /// and a section of the documents.
 #[test]
-fn hosts_are_told_apart() {
+fn hosts_are_distinguished() {
     let dashboard: Value = serde_json::from_str(&packaging("grafana-dashboard.json")).unwrap();
     for target in dashboard["panels"].as_array().unwrap().iter().flat_map(|panel| panel["targets"].as_array().unwrap())
     {

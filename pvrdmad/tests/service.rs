@@ -155,7 +155,7 @@ fn ready_when_all_sockets_listen() {
 
 /// Without a watchdog interval in its environment, the service sends no watchdog messages.
 #[test]
-fn the_watchdog_is_silent_without_being_asked_for() {
+fn the_watchdog_is_silent_by_default() {
     let place = Place::new();
     place.configure("", &[(1, "")]);
     let service = place.start();

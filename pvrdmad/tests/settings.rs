@@ -210,7 +210,7 @@ impl Events {
 /// A queue pair that fails reports its history to the log and to subscribers. A queue pair that its guest ends reports
 /// nothing.
 #[test]
-fn a_queue_pair_that_fails_tells_its_story() {
+fn a_failed_queue_pair_reports_its_history() {
     for isolate in ["network", "none"] {
         let (_wires, [near, far]) = Host::start_pair(isolate);
         let ends = [near.guest(), far.guest()];

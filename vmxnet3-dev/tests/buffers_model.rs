@@ -206,6 +206,6 @@ fn without_the_fence_before_that_look_it_waits() {
 
 #[test]
 #[should_panic(expected = "a frame waits")]
-fn with_the_wish_taken_back_last_it_waits() {
+fn with_the_request_withdrawn_last_a_frame_waits() {
     model(Has { wish_first: false, frames: 2, ..POLLS });
 }

@@ -297,7 +297,7 @@ fn interrupts_come_at_the_end_of_a_batch() {
 /// request ended within a round, later packets would overtake those held by GRO, and TCP would retransmit without a
 /// loss.
 #[test]
-fn the_wish_for_doorbells_ends_with_a_round() {
+fn the_request_for_doorbells_ends_with_a_round() {
     let (guest, port) = Guest::recording();
     let mut driver = Driver::up(&guest, DriverConfig { auto_mask: true, ..DriverConfig::default() });
     let bytes = ethernet(GUEST_MAC, PEER_MAC, 0x88b5, &[1; 50]);
@@ -323,7 +323,7 @@ fn the_wish_for_doorbells_ends_with_a_round() {
 
 /// A driver in a round need not ring doorbells, because the end of its round notifies the device.
 #[test]
-fn a_driver_at_work_is_not_asked_for_doorbells() {
+fn a_driver_in_a_round_is_not_asked_for_doorbells() {
     let (guest, port) = Guest::recording();
     let mut driver = Driver::up(&guest, DriverConfig { auto_mask: true, ..DriverConfig::default() });
     let bytes = ethernet(GUEST_MAC, PEER_MAC, 0x88b5, &[1; 50]);

@@ -159,7 +159,7 @@ fn frames_that_arrive_while_a_driver_starts_are_announced() {
 }
 
 #[test]
-fn no_frame_waits_for_a_driver_that_has_gone() {
+fn no_frame_waits_for_a_driver_that_has_ended() {
     end(None, ALL);
     end(Some(2), ALL);
 }
@@ -173,12 +173,12 @@ fn without_the_lock_the_next_session_loses_a_bit() {
 
 #[test]
 #[should_panic(expected = "a frame waits")]
-fn without_word_of_the_end_a_frame_waits() {
+fn without_notice_of_the_end_a_frame_waits() {
     end(None, Has { told: false, ..ALL });
 }
 
 #[test]
 #[should_panic(expected = "a frame waits")]
-fn without_word_of_the_end_a_frame_waits_beside_the_next_driver() {
+fn without_notice_of_the_end_a_frame_waits_beside_the_next_driver() {
     end(Some(2), Has { told: false, ..ALL });
 }

@@ -79,7 +79,7 @@ fn checksums_are_left_to_the_port_or_put_in() {
 /// Descriptors may place a checksum at any byte. In a VLAN tag, an ethertype, a port or an address it would change a
 /// frame after its rules were checked, so a frame is lost unless the place is the checksum field of TCP or UDP.
 #[test]
-fn a_checksum_goes_nowhere_but_to_tcp_or_udp() {
+fn a_checksum_is_stored_only_in_tcp_or_udp() {
     let (guest, port) = Guest::recording();
     port.set_offloads(true, true);
     let mut driver = Driver::up(&guest, DriverConfig::default());

@@ -259,7 +259,7 @@ fn trap_8_auto_mask() {
 
 /// Trap 9: tables are copied during the command, because the driver overwrites them directly afterwards.
 #[test]
-fn trap_9_tables_are_gone_after_the_command() {
+fn trap_9_tables_are_freed_after_the_command() {
     let (guest, _port) = Guest::recording();
     let config = DriverConfig { tx_queues: 2, rx_queues: 2, features: feature::RSS, ..DriverConfig::default() };
     let mut driver = Driver::prepare(&guest, config);

@@ -121,7 +121,7 @@ fn nothing_is_posted_while_draining_and_the_event_comes_with_the_last_completion
 
 /// A query returns the attributes that the guest has set, and a state of the host that no event has reported.
 #[test]
-fn a_query_tells_of_an_error_that_came_without_a_completion() {
+fn a_query_reports_an_error_without_a_completion() {
     let backend = FakeBackend::new();
     let (end, _node) = connected(&backend);
     end.to(QpState::Sqd);

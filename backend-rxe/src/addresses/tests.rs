@@ -146,7 +146,7 @@ fn an_announced_address_stays_for_a_minute() {
 }
 
 #[test]
-fn an_address_that_is_not_listed_is_asked_for_first() {
+fn an_address_that_is_not_listed_is_probed_first() {
     let (wait, _) = PROBE;
     for announced in [false, true] {
         let mut world = World::new(true, &[(1, OWN), (2, OWN)]);
@@ -283,7 +283,7 @@ fn frames_of_the_own_network_are_no_conflict() {
 }
 
 #[test]
-fn a_device_that_speaks_while_another_asks_keeps_its_address() {
+fn a_device_that_sends_during_a_probe_keeps_its_address() {
     let mut world = World::new(true, &[(1, OWN), (2, OWN)]);
     world.announce(1, 9).unwrap();
     world.advance(PROBE.0);
@@ -361,7 +361,7 @@ fn hosts_that_are_known_stay_when_no_more_fit() {
 }
 
 #[test]
-fn a_device_asks_for_so_many_at_a_time() {
+fn a_device_probes_for_a_bounded_number_at_a_time() {
     let mut world = World::new(true, &[(1, OWN)]);
     let claim = |world: &mut World, last| world.table.claim(mac(1), number(last), Claim::Bind, world.now);
     for last in 0..MAX_PROBING {

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_keep_their_batch_and_only_so_many() {
+    fn packets_keep_a_bounded_number_of_batches() {
         let (batches, budget) = (Batches::default(), PacketBudget::new(&MemoryBudget::new(4 << 20)));
         let mut kept = Vec::new();
         for number in 0..40 {

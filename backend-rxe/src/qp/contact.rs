@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_of_this_process_hears_nothing_from_the_wire() {
+    fn a_local_connection_ignores_packets_from_the_wire() {
         let (mut responder, requester) = connection();
         assert!(!responder.meet_wire());
         assert_eq!(responder, requester);

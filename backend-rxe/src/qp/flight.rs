@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_once_and_in_words() {
+    fn a_failure_is_reported_once_and_in_words() {
         let recorder = FlightRecorder::default();
         // A change of state costs nothing as long as nothing else was recorded.
         recorder.note(MS, FlightEvent::State(QpState::Rts));

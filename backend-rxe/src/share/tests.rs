@@ -40,7 +40,7 @@ fn work_on_own_threads_counts_beside_busy_devices() {
 }
 
 #[test]
-fn a_device_goes_on_elsewhere_unless_it_is_ahead() {
+fn a_device_continues_on_own_threads_unless_it_is_ahead() {
     let (share, contention) = (share(100), Contention::default());
     share.set_finish(1 << 40);
     assert!(share.may_run_elsewhere(&contention), "no device is busy");

@@ -214,7 +214,7 @@ fn a_peer_that_does_not_listen_costs_little_memory() {
 /// While a thread handles a response, a doorbell leaves its request to that thread, which then drops the response
 /// because it is not from the peer.
 #[test]
-fn a_doorbell_beside_a_response_that_is_dropped_is_heard() {
+fn a_doorbell_beside_a_dropped_response_is_not_lost() {
     let (rxe, _node, end, cable, _uplink) = exposed(10);
     let mut header = request([10, 0, 0, 9], &end, Opcode::ACKNOWLEDGE, 0, Reth { address: 0, rkey: 0, length: 0 });
     header.extension = Extension::Aeth(Aeth { syndrome: Syndrome::ACK, msn: 0 });
@@ -424,7 +424,7 @@ fn other_objects_describe_themselves() {
 /// A process that creates domains for days must not get the number of another process's domain, because only the number
 /// separates the regions of processes.
 #[test]
-fn numbers_of_domains_do_not_come_round() {
+fn numbers_of_domains_are_not_reused() {
     let rxe = engine();
     let node = Node::new(&rxe, 1);
     let end = node.qp(QpType::Rc);

@@ -190,7 +190,7 @@ fn a_capture_that_starts_late_sees_whole_packets_only() {
 }
 
 #[test]
-fn silence_is_seen_as_one_packet_again_and_again() {
+fn silence_is_seen_as_one_repeated_packet() {
     let pair = Pair::with(World::new(), |a| a.retry_cnt = 2, |_| {});
     let capture = pair.world.rxe.capture(mac(1), ROOMY).unwrap();
     pair.right.qp.destroy();
@@ -259,6 +259,6 @@ on_slow_memory! {
     local_deliveries_look_as_the_wire_does
     datagrams_look_as_the_wire_does
     a_long_message_is_seen_as_it_moves
-    silence_is_seen_as_one_packet_again_and_again
+    silence_is_seen_as_one_repeated_packet
     a_device_that_talks_to_itself_is_seen_once
 }

@@ -191,7 +191,7 @@ fn an_answer_keeps_the_address_from_the_guest() {
 }
 
 #[test]
-fn a_conflict_is_told_and_ends_the_claim() {
+fn a_conflict_is_reported_and_ends_the_claim() {
     let world = World::new();
     let told = Arc::<Mutex<Vec<AddressConflict>>>::default();
     let list = Arc::clone(&told);

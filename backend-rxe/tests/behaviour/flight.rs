@@ -38,7 +38,7 @@ fn a_peer_that_does_not_answer() {
     });
 }
 
-fn refused_requests_are_told_on_both_sides() {
+fn refused_requests_are_reported_at_both_ends() {
     let pair = Pair::new();
     let (told, _observed) = watch(&pair.world, 1);
     let (mine, theirs) = (pair.a.buffer(100), pair.b.buffer(100));
@@ -54,12 +54,12 @@ fn refused_requests_are_told_on_both_sides() {
 
 #[test]
 fn refused_requests() {
-    refused_requests_are_told_on_both_sides();
+    refused_requests_are_reported_at_both_ends();
 }
 
 #[test]
 fn refused_requests_on_the_wire() {
-    on_the_wire(Faults::default(), 1, refused_requests_are_told_on_both_sides);
+    on_the_wire(Faults::default(), 1, refused_requests_are_reported_at_both_ends);
 }
 
 /// A queue pair that its guest ends reports no failure, whatever happened to it before.

@@ -44,7 +44,7 @@ fn the_protocols_know_no_input_output_or_clock() {
 }
 
 #[test]
-fn files_and_functions_are_small_or_say_why() {
+fn files_and_functions_are_small_or_have_a_reason() {
     judge(&sizes::check(&repository()));
 }
 

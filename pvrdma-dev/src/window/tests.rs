@@ -147,7 +147,7 @@ proptest! {
     /// Whatever it finds, a watcher sleeps only when no page is memory, and pages without activity trap again in
     /// bounded time.
     #[test]
-    fn pages_do_not_stay_for_ever(steps in proptest::collection::vec((0..3u32, 0..200u64, any::<bool>()), 1..200)) {
+    fn pages_do_not_stay_forever(steps in proptest::collection::vec((0..3u32, 0..200u64, any::<bool>()), 1..200)) {
         let mut pacer = Pacer::new(&auto());
         let (mut now, mut worked, mut mapped) = (0, 0, false);
         for (moved, time, map) in steps {

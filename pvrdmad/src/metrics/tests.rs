@@ -31,7 +31,7 @@ fn ask(mut stream: impl Read + Write, request: &str) -> String {
 const GET: &str = "GET /metrics HTTP/1.1\r\n\r\n";
 
 #[test]
-fn metrics_are_told_and_nothing_else() {
+fn only_metrics_are_served() {
     let (_server, folder) = served(|| Ok("# EOF\n".to_owned()));
     let told = ask(connect(&folder), GET);
     let (head, body) = told.split_once("\r\n\r\n").unwrap();

@@ -22,7 +22,7 @@ fn frame(received: Received) -> Frame {
 }
 
 #[test]
-fn frames_come_out_as_they_went_in_however_they_are_cut() {
+fn frames_are_unchanged_however_they_are_cut() {
     let [a, b] = pair();
     b.set_nonblocking(true).unwrap();
     let mut reader = FrameReader::new();

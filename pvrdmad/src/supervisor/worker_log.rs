@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn our_end_does_not_wait_for_a_worker_that_says_nothing() {
+    fn our_end_does_not_wait_for_a_silent_worker() {
         let (ours, theirs) = pipe().unwrap();
         let mut out = Vec::new();
         let mut log = WorkerLog::new(ours, &mut out, "red", Rate { burst: 9, each: Duration::from_secs(3600) });

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_completion_of_a_super_frame_tells_its_segments() {
+    fn the_first_completion_of_a_super_frame_has_its_segments() {
         let report = FrameReport { checksums: TCP, segments: Some((45, 1448)), hash: 7, ..FrameReport::default() };
         let [_, hash, _, flags] = rx_completion(Place { last: false, ..WHOLE }, &report);
         assert_eq!((hash, flags & 0xffff, flags >> 24), (45, 1448, 4));

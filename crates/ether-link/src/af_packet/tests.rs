@@ -212,7 +212,7 @@ fn offloads_of_the_kernel_deliver_correct_frames() {
 /// A rejected frame does not affect others: it is lost, and the kernel still segments the TCP of other devices that
 /// share the uplink.
 #[test]
-fn a_frame_that_is_refused_is_the_only_one_that_suffers() {
+fn a_refused_frame_affects_no_other() {
     let Some(host) = Namespace::new("refused") else { return };
     host.veth();
     host.enter(|| {
@@ -479,7 +479,7 @@ fn an_interface_may_be_down_at_first() {
 }
 
 #[test]
-fn an_interface_goes_and_comes_back() {
+fn an_interface_disappears_and_returns() {
     let Some(host) = Namespace::new("down") else { return };
     assert_eq!(host.enter(|| AfPacketLink::open("va", A).unwrap_err()), AfPacketError::NoInterface("va".into()));
     host.veth();

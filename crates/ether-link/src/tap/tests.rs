@@ -63,7 +63,7 @@ fn the_host_talks_through_the_interface() {
 }
 
 #[test]
-fn an_interface_that_went_away_comes_back() {
+fn an_absent_interface_returns() {
     let Some((name, link)) = open("b") else { return };
     assert!(matches!(TapLink::open(name.clone()), Err(TapError::Busy(_))), "the tap is in use by another descriptor");
     ip(&format!("link delete {name}"));

@@ -70,7 +70,7 @@ fn the_format_of_a_stream() {
 }
 
 #[test]
-fn a_full_stream_takes_no_more_and_goes_on_where_it_was() {
+fn a_full_stream_takes_no_more_and_continues_where_it_was() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (link, peer) = (StreamLink::over(ours), StreamLink::over(theirs));
     let mut batch = Frames::default();

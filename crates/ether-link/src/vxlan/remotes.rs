@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_go_where_their_receiver_spoke_from() {
+    fn frames_leave_to_the_last_source_of_their_receiver() {
         let mut remotes = Remotes::new(&[address(1, 4789), address(2, 9999)], false, 4789);
         assert_eq!(remotes.target(&inner(7, 1, None), NOW), Target::All);
         let remote = remotes.sender(address(2, 50_000), NOW).unwrap();

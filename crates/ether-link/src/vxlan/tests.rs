@@ -123,7 +123,7 @@ fn trains_arrive_as_the_frames_that_they_were() {
 }
 
 #[test]
-fn a_train_that_is_too_long_for_the_way_goes_in_single_datagrams() {
+fn a_train_that_is_too_long_for_the_path_leaves_as_single_datagrams() {
     let (a, b) = pair("127.0.0.1", "127.0.0.2");
     // Two of these are longer than a UDP payload, and one is longer than the loopback's MTU permits for a segment.
     let sent: Vec<_> = (0..3).map(|n| ipv4(A, B, 0, [5, 4791], &vec![n; 65_400])).collect();
@@ -161,7 +161,7 @@ fn only_remotes_are_listened_to() {
 }
 
 #[test]
-fn stations_are_found_where_they_spoke() {
+fn stations_are_found_at_their_last_source() {
     let [(first, first_address), (second, second_address)] = ["127.0.0.2", "127.0.0.3"].map(plain);
     let clock = Arc::new(ManualClock::default());
     let config = config("127.0.0.1", &[first_address, second_address]);
@@ -330,7 +330,7 @@ impl Networks {
 }
 
 #[test]
-fn networks_at_one_port_are_told_apart_by_vni() {
+fn networks_at_one_port_are_distinguished_by_vni() {
     for (local, remote) in [("127.0.0.1", "127.0.0.2"), ("::1", "::1")] {
         let (sender, remote) = plain(remote);
         let mut networks = Networks::new(local, remote);

@@ -104,7 +104,7 @@ fn all_is_locked_when_mapped() {
 }
 
 #[test]
-fn locking_goes_on_in_steps_and_ends_with_the_range() {
+fn locking_continues_in_steps_and_ends_with_the_range() {
     let space = space_with(PinPolicy::All, 4);
     assert_eq!(space.pinned_bytes(), 0);
     assert!(space.with_pins(|pins| pins.pin_step(PAGE_SIZE)));

@@ -290,7 +290,7 @@ fn frames_to_a_silent_port_go_to_the_uplink_as_well() {
 }
 
 #[test]
-fn a_port_that_was_unplugged_hears_and_says_nothing() {
+fn an_unplugged_port_receives_and_sends_nothing() {
     let (switch, outside, _) = switch(100);
     let [one, two] = plug(&switch, [1, 2]);
     one.unplug();
@@ -488,7 +488,7 @@ impl Link for Asked {
 }
 
 #[test]
-fn the_uplink_is_told_whose_frames_are_wanted() {
+fn the_uplink_gets_the_addresses_of_the_ports() {
     let asked = Arc::new(Asked(memory::pair(1).unwrap().0, Mutex::default()));
     let switch = Switch::new(Some(Arc::clone(&asked) as Arc<dyn Link>), MTU).unwrap();
     let [one, _two] = plug(&switch, [1, 2]);

@@ -112,7 +112,7 @@ fn odd_accesses_mean_nothing() {
 }
 
 #[test]
-fn a_line_that_refuses_is_counted_and_asked_again() {
+fn a_line_that_refuses_is_counted_and_retried() {
     let (vectors, line) = vectors(1);
     *line.1.lock() = true;
     vectors.set_control(CONTROL_ENABLE);

@@ -40,7 +40,7 @@ fn other_types_are_not_meant() {
 }
 
 #[test]
-fn tests_and_the_protocols_are_not_asked() {
+fn tests_and_protocols_are_not_checked() {
     let test = "#[cfg(test)]\nmod tests { struct S { mark: AtomicBool } }\npub struct S { mark: bool }\n";
     let protocol = "pub struct S { mark: AtomicBool }\n";
     let home = format!("{}src/lib.rs", REPOSITORY.atomics.home);

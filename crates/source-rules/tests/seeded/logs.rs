@@ -11,7 +11,7 @@ fn check(source: &str) -> Vec<source_rules::Problem> {
 }
 
 #[test]
-fn a_line_without_a_limit_is_found_by_whatever_name() {
+fn a_line_without_a_limit_is_found_under_any_name() {
     for (source, name) in [
         ("\nfn f() { log::warn!(\"x\"); }\n", "log::warn"),
         ("use log::error;\nfn f() { error!(\"x\"); }\n", "log::error"),
@@ -23,7 +23,7 @@ fn a_line_without_a_limit_is_found_by_whatever_name() {
 }
 
 #[test]
-fn a_line_may_say_why() {
+fn a_line_may_have_a_reason() {
     assert_eq!(check("fn f() {\n    // Log: once, at the\n    // start.\n    log::info!(\"x\");\n}\n"), []);
     for none in ["// Log:", "// Log: elsewhere.\n", "// At the start."] {
         assert_eq!(check(&format!("fn f() {{\n{none}\n    log::info!(\"x\");\n}}\n")).len(), 1, "{none}");

@@ -7,7 +7,7 @@ use crate::{A, ROOT, assert_one, crate_a};
 const SPAWN: &str = "fn f() { std::thread::spawn(|| {}); }\n";
 
 #[test]
-fn a_start_is_found_by_whatever_name() {
+fn a_start_is_found_under_any_name() {
     let sources = [
         ("\nfn f() { std::thread::spawn(|| {}); }\n", "std::thread::spawn"),
         ("use std::thread;\nfn f() { thread::spawn(|| {}); }\n", "std::thread::spawn"),

@@ -118,7 +118,7 @@ fn no_other_user_reaches_a_new_socket() {
 }
 
 #[test]
-fn owner_group_and_mode_are_as_asked() {
+fn owner_group_and_mode_are_as_configured() {
     let folder = folder();
     let path = folder.path().join("socket");
     let group = group_of_ours();

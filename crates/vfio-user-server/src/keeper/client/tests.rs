@@ -171,7 +171,7 @@ fn serves(seat: &Seat, client: &UnixStream) {
 }
 
 #[test]
-fn a_keeper_that_says_nothing_is_replaced() {
+fn a_silent_keeper_is_replaced() {
     let keeper = keeper(liar(|_, _| ()), SHORT);
     let (seat, (_client, server)) = (keeper.device(), UnixStream::pair().unwrap());
     seat.admit(server.as_fd()).unwrap();
