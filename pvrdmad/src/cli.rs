@@ -503,7 +503,7 @@ pub struct UpgradeArgs {
     /// Replace the whole daemon, with all networks at once or none.
     #[arg(long = "daemon", conflicts_with = "network")]
     pub whole: bool,
-    /// Only print what would prevent the upgrade of each network.
+    /// Only print the obstacles to an upgrade of each network.
     #[arg(long)]
     pub check: bool,
     /// Prints JSON.

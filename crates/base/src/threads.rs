@@ -46,9 +46,9 @@ pub fn set_start_hook(hook: impl Fn(ThreadKind) + Send + Sync + 'static) -> Resu
     START_HOOK.set(Box::new(hook)).map_err(|_| AlreadySet)
 }
 
-/// Sets the hook that decides, by the thread's kind and name, what an uncaught panic ends. It runs after the stack is
-/// unwound. If it returns, the thread ends with the panic as its result. Without a hook, a capture's thread ends alone,
-/// and a panic of any other thread ends the process.
+/// Sets the hook that determines the effect of an uncaught panic, by the thread's kind and name. It runs after the
+/// stack is unwound. If it returns, the thread ends with the panic as its result. Without a hook, a capture's thread
+/// ends alone, and a panic of any other thread ends the process.
 ///
 /// # Errors
 /// A panic hook is already set.

@@ -354,7 +354,7 @@ mod tests {
         let error = load(&["name=default,link-rate=9.9G"], &fits).unwrap_err();
         assert!(error.contains("promised 10Gbit/s together, and it carries 9900Mbit/s (link-rate)"), "{error}");
         let error = load(&[], &fits).unwrap_err();
-        assert!(error.contains("min-rate needs to know what network default carries (link-rate=RATE)"), "{error}");
+        assert!(error.contains("min-rate needs the capacity of network default (link-rate=RATE)"), "{error}");
         let one = ["name=0,uplink=tap:t,link-rate=1G,min-rate=1G"];
         assert!(load(&[], &one).is_ok());
     }

@@ -150,7 +150,7 @@ impl Guarded {
             Err(problem) if problem.raw_os_error() == Some(libc::ENODEV) => false,
             Err(problem) => {
                 // Log: once for a file.
-                error!("doorbell pages: what was left unanswered is lost: {problem}");
+                error!("doorbell pages: unanswered requests are lost: {problem}");
                 true
             }
         }
