@@ -1,4 +1,4 @@
-//! Conversion between the library's values and our types.
+//! Conversion between the library's values and those of `pvrdma-verbs-types`.
 
 use pvrdma_verbs_types::{Access, Gid, QpAttrMask, QpAttrs, QpState, WcStatus};
 

@@ -668,7 +668,7 @@ impl Endpoint {
         }
     }
 
-    /// Makes up for all that a pause has let pass: doorbells, timers, and turns of the port.
+    /// Catches up on the events of a pause: doorbells, timers, and turns of the port.
     pub(crate) fn ring(&self) {
         self.qp.receive_posted();
         if let Some(srq) = &self.qp.srq {

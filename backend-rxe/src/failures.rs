@@ -1,4 +1,4 @@
-//! Failed queue pairs: their causes, and the observers that are told of them.
+//! Failed queue pairs: their causes, and the observers that are notified of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 use pvrdma_verbs_types::{Gid, NakReason, Qpn, WcStatus};
 use serde::{Deserialize, Serialize};
 
-/// Cause of a failed queue pair. Requests that failed are told apart by their completion status (IBA 11.6.2), requests
+/// Cause of a failed queue pair. Failed requests are distinguished by their completion status (IBA 11.6.2), requests
 /// of the peer that were refused by their NAK (IBA 9.7.5.2).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

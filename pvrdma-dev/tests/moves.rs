@@ -321,7 +321,7 @@ impl Side {
         let mut again = Vec::new();
         next.device.save(&mut again).unwrap();
         assert!(records(saved) == records(&again), "the state changes on its way");
-        self.go_on(next);
+        self.replace_with(next);
         self.adapter = adapter;
     }
 
@@ -333,7 +333,7 @@ impl Side {
     }
 
     /// Puts another device in the place of the current one.
-    fn go_on(&mut self, next: TestDevice<Rxe>) {
+    fn replace_with(&mut self, next: TestDevice<Rxe>) {
         let pages = self.pages.clone();
         self.function.move_to(pages.map_or_else(|| next.function(), |pages| pages as _));
         self.test = next;
@@ -352,7 +352,7 @@ impl Side {
         }
         PciFunction::reset(&*self.test.device);
         assert!(self.test.device.resume());
-        self.go_on(next);
+        self.replace_with(next);
         self.adapter = adapter;
         assert!(self.test.device.resume());
     }

@@ -38,7 +38,7 @@ struct World {
     /// Guest memory: number of buffers added so far, and the request for a doorbell.
     given: AtomicUsize,
     wish: AtomicBool,
-    /// `Session::wishes`.
+    /// `Session::doorbell_requests`.
     asked: AtomicBool,
     starved: AtomicBool,
     /// The receive queue: number of buffers used so far.

@@ -90,7 +90,7 @@ fn only_a_datagrams_receive_may_be_too_short_without_an_error_of_the_queue_pair(
 
 /// A bad request of a datagram QP stops its send queue, which the host does not notice.
 #[test]
-fn a_send_queue_error_is_ours_alone() {
+fn a_send_queue_error_leaves_the_host_queue_pair_unchanged() {
     let backend = FakeBackend::new();
     let node = Node::new(&backend, 1);
     let end = node.qp(QpType::Ud);

@@ -394,7 +394,7 @@ fn released_addresses_are_remembered_while_there_is_room() {
 /// Checks every sequence of four steps of three devices (one with a list, one with addresses of its own, one with any),
 /// a host beyond the uplink and the clock, for one address that is not listed.
 #[test]
-fn every_short_story() {
+fn every_sequence_of_four_steps() {
     const STEPS: u32 = 4;
     // Binding, announcing and unbinding by each device; the host; the duration of a probe and of a hold.
     const KINDS: usize = 9 + 3;

@@ -15,7 +15,7 @@ use pvrdma_link::{Frames, Link, MonotonicClock};
 use pvrdma_verbs::testing::skipped;
 use rustix::event::{PollFd, PollFlags};
 
-/// Our address in the tunnel, and the kernel's.
+/// The link's address in the tunnel, and the kernel's.
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const KERNELS: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const OUR_IP: [u8; 4] = [192, 168, 77, 1];

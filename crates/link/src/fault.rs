@@ -658,7 +658,7 @@ mod tests {
 
     /// The same in the inbound direction: late frames arrive without further frames once the faults are over.
     #[test]
-    fn faults_towards_us_end() {
+    fn inbound_faults_end() {
         let (a, b) = memory::pair(5000).unwrap();
         let b = FaultLink::new(b, Faults { delay: 5000, reorder: 2000, ..Faults::default() }, 3);
         let (mut frames, mut got) = (Frames::default(), Frames::default());

@@ -83,7 +83,7 @@ fn a_link_continues_another_one() {
 
 /// Unread packets stay in the guest's ring, and arrive in order once they are read.
 #[test]
-fn nothing_is_lost_on_the_way_out() {
+fn unread_packets_stay_in_the_ring() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig { tx_queues: 2, tx_ring: 256, ..DriverConfig::default() });
     let header = u16::try_from(Flow::TO_PEER.transport_at() + 20).unwrap();
@@ -160,8 +160,8 @@ fn an_invalid_frame_takes_no_room() {
     assert_eq!(frames.reserved(), frame.len());
     assert_eq!((driver.reap(0), driver.stats(0)[8]), (3, 2));
     // Invalid packets count against the budget like frames do.
-    let nonsense = TxPacket::in_parts(&pattern(60_000), 16_384, TxOffload::Segment { header: 54, mss: 1448 });
-    driver.send_all(0, &vec![nonsense; 15]);
+    let invalid = TxPacket::in_parts(&pattern(60_000), 16_384, TxOffload::Segment { header: 54, mss: 1448 });
+    driver.send_all(0, &vec![invalid; 15]);
     assert_eq!((read(&link, 64).len(), driver.reap(0)), (0, BATCH.div_ceil(60_000)));
     while ready(&link)[0] {
         assert_eq!(read(&link, 64).len(), 0);
@@ -244,7 +244,7 @@ fn sent_packets_are_completed_without_an_answer() {
 
 /// A driver with few packets in flight, or with a small ring, does not stall.
 #[test]
-fn many_that_were_sent_are_announced_at_once() {
+fn many_sent_packets_are_announced_at_once() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig { tx_ring: 64, ..DriverConfig::default() });
     let frame = Flow::TO_PEER.udp(&pattern(1000));

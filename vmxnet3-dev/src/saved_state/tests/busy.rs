@@ -228,7 +228,7 @@ impl Busy {
     }
 }
 
-/// Writes down registers, interrupts and counters.
+/// Records registers, interrupts and counters.
 fn look(guest: &Guest, text: &mut String) {
     let registers = [0x00, 0x10, 0x18, 0x20, 0x28, 0x30, 0x38].map(|at| guest.read(1, at));
     let masks: Vec<_> = (0..u64::from(VECTORS)).map(|vector| guest.read(0, vector * 8)).collect();

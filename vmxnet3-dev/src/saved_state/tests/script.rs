@@ -380,7 +380,7 @@ impl World {
         self.guest.device.resume_state().unwrap();
     }
 
-    /// Brings everything to its end: no frame and no completion stays without an interrupt.
+    /// Completes all pending work: no frame and no completion stays without an interrupt.
     fn finish(&mut self) {
         let Some(detached) = self.driver.take() else { return };
         self.guest.set_switches(true, true);

@@ -295,7 +295,7 @@ fn a_client_with_too_many_descriptors_is_not_kept() {
     serves(&seat, &client);
 }
 
-/// A keeper that goes round in circles, as one that a client has taken over may.
+/// A keeper whose list of notes has no end, as a client that has taken the keeper over may arrange.
 #[test]
 fn notes_that_never_end_are_refused() {
     let circles = |socket: OwnedFd| {
@@ -341,7 +341,7 @@ fn a_keeper_serves_no_other_user() {
     process.join().unwrap().unwrap();
 }
 
-/// A keeper whose daemon does not come back lets its clients go.
+/// A keeper whose daemon does not come back disconnects its clients.
 #[test]
 fn a_keeper_without_a_worker_ends() {
     let (listener, connect) = listening();
