@@ -84,7 +84,7 @@ fn open_checksums_are_summed_over_any_buffers() {
 
 /// A frame whose sender left no pseudo-header sum cannot get a correct checksum, and is not reported as verified.
 #[test]
-fn a_checksum_that_comes_out_wrong_is_not_called_verified() {
+fn an_incorrect_checksum_is_not_reported_as_verified() {
     let (guest, _port) = Guest::recording();
     let mut driver =
         Driver::up(&guest, DriverConfig { features: feature::RXCSUM | feature::LRO, ..DriverConfig::default() });
@@ -98,7 +98,7 @@ fn a_checksum_that_comes_out_wrong_is_not_called_verified() {
 /// Older versions of Linux panic on a frame that is reported as TCP without IP directly behind its header or a single
 /// tag.
 #[test]
-fn a_frame_with_two_tags_is_called_nothing() {
+fn a_frame_with_two_tags_is_not_reported_as_tcp() {
     for features in [feature::RXCSUM, feature::RXCSUM | feature::LRO, feature::RXCSUM | feature::RXVLAN, 0] {
         let (guest, _port) = Guest::recording();
         let mut driver = Driver::up(&guest, DriverConfig { features, ..DriverConfig::default() });
@@ -342,7 +342,7 @@ fn a_driver_in_a_round_is_not_asked_for_doorbells() {
 
 /// When ring 2 runs out, a long frame waits for buffers instead of being segmented into ring 1.
 #[test]
-fn a_long_frame_waits_for_buffers_rather_than_to_be_cut() {
+fn a_long_frame_waits_for_buffers_instead_of_being_segmented() {
     let (guest, port) = Guest::recording();
     let features = feature::LRO | feature::RXCSUM;
     let mut driver = Driver::up(&guest, DriverConfig { features, auto_mask: true, ..DriverConfig::default() });

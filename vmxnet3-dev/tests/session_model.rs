@@ -15,7 +15,7 @@ use loom::thread;
 struct Has {
     /// The last session's bits are cleared under the lock, before there is a next session.
     locked: bool,
-    /// The thread that keeps a frame is told of the end of a session.
+    /// The thread that keeps a frame is notified of the end of a session.
     told: bool,
 }
 

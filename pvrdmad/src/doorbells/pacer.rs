@@ -24,21 +24,20 @@ const NAP: u64 = 20_000;
 const LONGEST_NAP: u64 = 50_000;
 /// Idle time after which the pages are taken away.
 const WARM: u64 = 2_000_000;
-/// A page that is touched within this time after it was taken away belongs to a process that polls its own page by
-/// storing to it.
+/// A process whose page is touched within this time after it was taken away polls the page by storing to it.
 const SPINNER: u64 = 100_000;
-/// A page that is touched this many times in total while no work is found does as well.
+/// So does a process if pages are touched this many times in total while no work is found.
 const VAIN: u32 = 4;
-/// While a process stores to its page without posting work, a rest lasts this fraction of the time since the last
-/// activity: a later post is delayed by at most this fraction of the time that its process has waited,
+/// Divisor of the time since the last activity: the result is the length of a rest while a process stores to its page
+/// without posting work. A later post is thus delayed by at most this fraction of the time that its process has waited.
 const REST_PART: u64 = 8;
-/// and by at most this time.
+/// Longest rest, which also limits that delay.
 const LONGEST_REST: u64 = 2_000_000;
-/// Spinning is evaluated in periods of this length:
+/// Spinning time after which its effect on other threads is evaluated.
 const JUDGED: u64 = 10_000_000;
-/// a watcher that lacked a processor for more than a twentieth of a period delays other threads as well,
+/// Divisor of the evaluated time: a watcher that lacked a processor for longer than the result delays other threads.
 const CROWDED: u64 = 20;
-/// and stops spinning for this time: first value and maximum.
+/// Time for which such a watcher stops spinning: first value and maximum.
 const PAUSE: (u64, u64) = (1_000_000_000, 60_000_000_000);
 /// First time for which the pages are left to a process that stores to them without posting work. It doubles up to the
 /// maximum below.

@@ -23,7 +23,7 @@ pub struct Host {
     pub(super) processes: Vec<Vec<String>>,
 }
 
-/// Tells whether guests can use hardware virtualization.
+/// Availability of hardware virtualization for guests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kvm {
     Usable,
