@@ -301,11 +301,7 @@ impl Bindings {
             // Its release then woke no task, so the claims are checked once more.
             self.task.schedule();
         }
-        let engine = &self.adapter.engine;
-        match waits {
-            Some(deadline) => state.timer = Some(engine.arm(&self.task, deadline, state.timer)),
-            None => state.timer.take().into_iter().for_each(|timer| engine.disarm(timer)),
-        }
+        self.adapter.engine.set_timer(&self.task, waits, &mut state.timer);
     }
 }
 
@@ -321,8 +317,6 @@ impl Runnable for Bindings {
 
 impl Drop for Bindings {
     fn drop(&mut self) {
-        if let Some(timer) = self.state.get_mut().timer.take() {
-            self.adapter.engine.disarm(timer);
-        }
+        self.adapter.engine.set_timer(&self.task, None, &mut self.state.get_mut().timer);
     }
 }

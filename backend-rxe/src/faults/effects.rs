@@ -73,10 +73,7 @@ impl Runnable for Effects {
             self.point.has_failed(self.engine.now());
             review = self.point.review(self.engine.now());
         }
-        match review.next {
-            Some(deadline) => state.timer = Some(self.engine.arm(&self.task, deadline, state.timer)),
-            None => state.timer.take().into_iter().for_each(|timer| self.engine.disarm(timer)),
-        }
+        self.engine.set_timer(&self.task, review.next, &mut state.timer);
         false
     }
 }
@@ -136,6 +133,6 @@ impl Drop for DeviceFaults {
 
 impl Drop for Effects {
     fn drop(&mut self) {
-        self.state.get_mut().timer.take().into_iter().for_each(|timer| self.engine.disarm(timer));
+        self.engine.set_timer(&self.task, None, &mut self.state.get_mut().timer);
     }
 }
