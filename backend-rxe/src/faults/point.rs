@@ -76,12 +76,16 @@ impl FaultPoint {
     /// Returns `true` if a fault cuts off the device, or has removed this GID of it.
     #[inline]
     pub(crate) fn is_cut(&self, gid: Gid) -> bool {
-        self.is_active() && (self.is_cut_off() || self.is_removed(gid))
+        self.is_active() && (self.is_cut_off() || self.has_removed(gid))
     }
 
     /// Returns `true` if a fault has removed this GID of the device.
-    #[cold]
     pub(crate) fn is_removed(&self, gid: Gid) -> bool {
+        self.is_active() && self.has_removed(gid)
+    }
+
+    #[cold]
+    fn has_removed(&self, gid: Gid) -> bool {
         self.rules.lock().removed.contains(&gid)
     }
 
