@@ -251,7 +251,7 @@ impl Bindings {
         let (mac, now) = (self.adapter.point.mac, self.addresses.now());
         let is_given_up = state.down.is_some_and(|since| now.saturating_sub(since) >= HOLD);
         let Some(node) = &state.node else { return };
-        let (mut any, mut gids_changed) = (false, false);
+        let (mut any, mut gids_changed) = (self.adapter.faults.take_ended_delays(), false);
         for (&index, binding) in &mut state.bindings {
             let at = address(binding.bound);
             match binding.wait {
@@ -280,7 +280,8 @@ impl Bindings {
             gids_changed |= binding.note_removal();
         }
         if any {
-            // Queue pairs that held packets for the address send them now, or drop them.
+            // Queue pairs that held packets for the address send them now, or drop them. Those that a fault delayed
+            // continue.
             node.qps().iter().for_each(|endpoint| endpoint.qp().task().schedule());
         }
         if gids_changed {

@@ -175,6 +175,11 @@ impl Armed {
         self.end_time().or_else(|| self.due().filter(|_| self.begins_alone()))
     }
 
+    /// Returns `true` if it has delayed requests, which may not have begun yet.
+    pub(super) fn has_delayed(&self) -> bool {
+        self.rule.fault == Fault::Delay && self.happened > 0
+    }
+
     /// Returns `true` while its fault of the device lasts.
     pub(super) const fn lasts(&self) -> bool {
         self.began.is_some()

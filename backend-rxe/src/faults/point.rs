@@ -26,14 +26,46 @@ struct Place {
 #[derive(Debug, Default)]
 struct Rules {
     armed: Vec<Armed>,
+    /// Number of times that the rules were replaced.
+    version: u32,
+    /// Delays have ended with their rules, and the queue pairs are not scheduled yet.
+    delays_ended: bool,
     /// GIDs that faults have removed.
     removed: Vec<Gid>,
     /// The GID table has changed since the last review.
     gids_changed: bool,
     /// Applies faults of the device.
     effects: Option<Arc<Task>>,
-    /// Reviews the addresses of the device.
+    /// Reviews the addresses of the device, and schedules its queue pairs.
     addresses: Option<Arc<Task>>,
+}
+
+/// Time at which a request begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Turn {
+    pub(crate) begins: Duration,
+    /// [`Rules::version`] of the rules that delay it.
+    pub(crate) version: u32,
+}
+
+impl Rules {
+    /// Counts that a queue pair has reached a place. Returns the first fault that happens there, with its delay, and
+    /// `true` if a fault of the device has begun.
+    fn count(&mut self, site: Site, place: Place) -> (Option<(Fault, Duration)>, bool) {
+        let (qp_type, qpn) = place.qp;
+        let (mut first, mut lasts) = (None, false);
+        for armed in self.armed.iter_mut().filter(|_| !qp_type.is_datagram()) {
+            let fault = armed.rule.fault;
+            if fault.site() != site || !armed.is_for(qpn) {
+                continue;
+            }
+            // Each rule counts, even if an earlier one acts.
+            let Some(delay) = armed.count(place.now, place.key, place.source) else { continue };
+            lasts |= armed.lasts();
+            first = first.or(Some((fault, delay)));
+        }
+        (first, lasts)
+    }
 }
 
 /// State of a device according to its rules.
@@ -96,7 +128,7 @@ impl FaultPoint {
         if !self.is_active() {
             return None;
         }
-        self.at_place(site, Place { qp, now: now(), key: None, source: None }).map(|(fault, _)| fault)
+        self.at_place(site, Place { qp, now: now(), key: None, source: None })
     }
 
     /// As [`Self::at`], for an access with this key. A revoked key stays revoked.
@@ -105,44 +137,41 @@ impl FaultPoint {
         if !self.is_active() {
             return None;
         }
-        self.at_place(Site::Access, Place { qp, now: now(), key: Some(key), source: None }).map(|(fault, _)| fault)
+        self.at_place(Site::Access, Place { qp, now: now(), key: Some(key), source: None })
     }
 
     /// As [`Self::at`], for a request from this GID.
     pub(crate) fn at_request(&self, qp: (QpType, Qpn), source: Option<Gid>, now: Duration) -> Option<Fault> {
-        self.at_place(Site::Request, Place { qp, now, key: None, source }).map(|(fault, _)| fault)
+        self.at_place(Site::Request, Place { qp, now, key: None, source })
     }
 
-    /// Counts that a request of a queue pair is the next one. Returns its delay.
+    /// Returns the time at which the next request of a queue pair begins. `known` is the result of an earlier call for
+    /// the request, which holds until the rules are replaced: the new ones count the request again.
     #[cold]
-    pub(crate) fn delay(&self, qp: (QpType, Qpn), now: Duration) -> Duration {
-        self.at_place(Site::Turn, Place { qp, now, key: None, source: None }).map_or(Duration::ZERO, |(_, delay)| delay)
-    }
-
-    /// Returns the first fault that happens at a place, with its delay.
-    #[cold]
-    fn at_place(&self, site: Site, place: Place) -> Option<(Fault, Duration)> {
-        let (qp_type, qpn) = place.qp;
-        if qp_type.is_datagram() {
-            return None;
-        }
-        let (mut first, mut lasts) = (None, false);
+    pub(crate) fn turn(&self, qp: (QpType, Qpn), known: Option<Turn>, now: Duration) -> Turn {
         let rules = &mut *self.rules.lock();
-        for armed in &mut rules.armed {
-            let fault = armed.rule.fault;
-            if fault.site() != site || !armed.is_for(qpn) {
-                continue;
-            }
-            // Each rule counts, even if an earlier one acts.
-            let Some(delay) = armed.count(place.now, place.key, place.source) else { continue };
-            lasts |= armed.lasts();
-            first = first.or(Some((fault, delay)));
-        }
+        let version = rules.version;
+        known.filter(|known| known.version == version).unwrap_or_else(|| {
+            let (first, _) = rules.count(Site::Turn, Place { qp, now, key: None, source: None });
+            Turn { begins: now.saturating_add(first.map_or(Duration::ZERO, |(_, delay)| delay)), version }
+        })
+    }
+
+    /// Returns `true` if delays have ended with their rules since the last call.
+    pub(crate) fn take_ended_delays(&self) -> bool {
+        std::mem::take(&mut self.rules.lock().delays_ended)
+    }
+
+    /// Returns the first fault that happens at a place.
+    #[cold]
+    fn at_place(&self, site: Site, place: Place) -> Option<Fault> {
+        let rules = &mut *self.rules.lock();
+        let (first, lasts) = rules.count(site, place);
         if lasts {
             self.apply(rules);
             rules.effects.iter().for_each(Task::schedule);
         }
-        first
+        first.map(|(fault, _)| fault)
     }
 
     /// Counts that a connection is set up.
@@ -153,7 +182,8 @@ impl FaultPoint {
         }
     }
 
-    /// Sets the task that reviews the addresses of the device when faults remove or return them.
+    /// Sets the task that reviews the addresses of the device when faults remove or return them, and schedules its
+    /// queue pairs when delays end with their rules.
     pub(crate) fn set_addresses(&self, task: &Arc<Task>) {
         self.rules.lock().addresses = Some(Arc::clone(task));
     }
@@ -198,6 +228,11 @@ impl FaultPoint {
     /// Replaces the rules.
     pub(super) fn set(&self, rules: &[FaultRule], now: Duration) {
         let known = &mut *self.rules.lock();
+        known.version = known.version.wrapping_add(1);
+        if known.armed.iter().any(Armed::has_delayed) {
+            known.delays_ended = true;
+            known.addresses.iter().for_each(Task::schedule);
+        }
         known.armed = rules.iter().map(|rule| Armed::new(*rule, now)).collect();
         self.apply(known);
         self.active.store(!known.armed.is_empty(), Ordering::Relaxed);

@@ -94,7 +94,7 @@ fn the_same_seed_gives_the_same_sequence() {
 fn the_same_seed_gives_the_same_jitter() {
     let delays = |seed: u64| -> Vec<_> {
         let fixture = Fixture::new(&[&format!("delay/every:2/by:20ms/jitter:5ms/seed:{seed}")]);
-        (0..100).map(|_| fixture.point.delay(QP, Duration::ZERO)).collect()
+        (0..100).map(|_| fixture.point.turn(QP, None, Duration::ZERO).begins).collect()
     };
     for seed in 0..20 {
         assert_eq!(delays(seed), delays(seed));
@@ -106,7 +106,7 @@ fn the_same_seed_gives_the_same_jitter() {
         assert!(delays(seed).iter().enumerate().all(is_right), "{:?}", delays(seed));
     }
     let fixture = Fixture::new(&["delay/by:1500us"]);
-    assert_eq!(fixture.point.delay(QP, Duration::ZERO), Duration::from_micros(1500));
+    assert_eq!(fixture.point.turn(QP, None, Duration::ZERO).begins, Duration::from_micros(1500));
 }
 
 #[test]
