@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use pvrdma_verbs_types::{Gid, QpType, Qpn};
 
 use super::armed::{Armed, FaultStatus};
@@ -34,7 +34,7 @@ struct Rules {
     removed: Vec<Gid>,
     /// The GID table has changed since the last review.
     gids_changed: bool,
-    /// Applies faults of the device.
+    /// Applies faults of the device. It belongs to the handle by which the rules are set.
     effects: Option<Arc<Task>>,
     /// Reviews the addresses of the device, and schedules its queue pairs.
     addresses: Option<Arc<Task>>,
@@ -68,8 +68,8 @@ impl Rules {
     }
 }
 
-/// State of a device according to its rules.
-#[derive(Debug)]
+/// State of a device according to its rules. Default: there are none.
+#[derive(Debug, Default)]
 pub(super) struct Review {
     /// A fault keeps the link down.
     pub(super) link_down: bool,
@@ -191,8 +191,10 @@ impl FaultPoint {
     /// Records that the GID table has changed because of a fault.
     pub(crate) fn gids_changed(&self) {
         let rules = &mut *self.rules.lock();
-        rules.gids_changed = true;
-        rules.effects.iter().for_each(Task::schedule);
+        if let Some(effects) = &rules.effects {
+            rules.gids_changed = true;
+            effects.schedule();
+        }
     }
 
     /// Makes the lasting faults of the device effective for its queue pairs.
@@ -205,29 +207,61 @@ impl FaultPoint {
         }
     }
 
-    /// Ends faults whose time is over, and begins those whose time has come.
-    pub(super) fn review(&self, now: Duration) -> Review {
-        let rules = &mut *self.rules.lock();
+    /// Returns the rules if the handle with this task sets them. It does not if a later handle has replaced it.
+    fn of_handle(&self, effects: &Arc<Task>) -> Option<MutexGuard<'_, Rules>> {
+        let rules = self.rules.lock();
+        rules.effects.as_ref().is_some_and(|current| Arc::ptr_eq(current, effects)).then_some(rules)
+    }
+
+    /// Returns `true` if the handle with this task sets the rules.
+    pub(super) fn is_of_handle(&self, effects: &Arc<Task>) -> bool {
+        self.of_handle(effects).is_some()
+    }
+
+    /// Ends faults whose time is over, and begins those whose time has come, if the handle sets the rules.
+    pub(super) fn review(&self, effects: &Arc<Task>, now: Duration) -> Review {
+        let Some(mut guard) = self.of_handle(effects) else { return Review::default() };
+        let rules = &mut *guard;
         rules.armed.iter_mut().for_each(|armed| armed.pass(now));
         self.apply(rules);
         Review {
             link_down: rules.armed.iter().any(|armed| armed.is_lasting(Fault::LinkDown)),
-            fatal: rules.armed.iter().any(|armed| armed.is_lasting(Fault::DeviceFatal)),
+            fatal: rules.armed.iter_mut().map(Armed::begin_failure).fold(false, |any, fails| any | fails),
             gids_changed: std::mem::take(&mut rules.gids_changed),
             next: rules.armed.iter().filter_map(Armed::next).min(),
         }
     }
 
-    /// Ends the failure of the device, which has lost its objects.
-    pub(super) fn has_failed(&self, now: Duration) {
-        let rules = &mut *self.rules.lock();
-        rules.armed.iter_mut().filter(|armed| armed.is_lasting(Fault::DeviceFatal)).for_each(|armed| armed.end(now));
-        self.apply(rules);
+    /// Ends the failures that the last review returned: the device has lost its objects. Rules that were set since, or
+    /// have begun another failure, are not affected.
+    pub(super) fn has_failed(&self, effects: &Arc<Task>, now: Duration) {
+        let Some(mut rules) = self.of_handle(effects) else { return };
+        rules.armed.iter_mut().for_each(|armed| armed.end_failure(now));
+        self.apply(&mut rules);
     }
 
-    /// Replaces the rules.
-    pub(super) fn set(&self, rules: &[FaultRule], now: Duration) {
-        let known = &mut *self.rules.lock();
+    /// Replaces the rules. Returns `false` if another handle sets them.
+    pub(super) fn set(&self, effects: &Arc<Task>, rules: &[FaultRule], now: Duration) -> bool {
+        let Some(mut known) = self.of_handle(effects) else { return false };
+        self.replace(&mut known, rules, now);
+        true
+    }
+
+    /// Ends all rules and the handle that set them, and makes `effects` the task of a new one.
+    pub(super) fn take_over(&self, effects: &Arc<Task>, now: Duration) {
+        let rules = &mut *self.rules.lock();
+        self.replace(rules, &[], now);
+        rules.effects = Some(Arc::clone(effects));
+    }
+
+    /// Ends a handle and its rules, unless a later one has done so.
+    pub(super) fn end(&self, effects: &Arc<Task>, now: Duration) {
+        let Some(mut rules) = self.of_handle(effects) else { return };
+        self.replace(&mut rules, &[], now);
+        (rules.effects, rules.gids_changed) = (None, false);
+    }
+
+    fn replace(&self, known: &mut Rules, rules: &[FaultRule], now: Duration) {
         known.version = known.version.wrapping_add(1);
         if known.armed.iter().any(Armed::has_delayed) {
             known.delays_ended = true;
@@ -237,11 +271,6 @@ impl FaultPoint {
         self.apply(known);
         self.active.store(!known.armed.is_empty(), Ordering::Relaxed);
         known.effects.iter().for_each(Task::schedule);
-    }
-
-    /// Sets the task that applies faults of the device.
-    pub(super) fn set_effects(&self, task: Option<Arc<Task>>) {
-        self.rules.lock().effects = task;
     }
 
     /// Returns the rules in force.
