@@ -196,7 +196,9 @@ fn a_conflict_is_told_and_ends_the_claim() {
     let world = World::new();
     let told = Arc::<Mutex<Vec<AddressConflict>>>::default();
     let list = Arc::clone(&told);
+    let former = world.rxe.observe_conflicts(mac(1), |_| panic!("the observer was replaced"));
     let _observed = world.rxe.observe_conflicts(mac(1), move |conflict| list.lock().push(*conflict));
+    drop(former);
     let (network, guest, _uplink) = with_card(&world, 1);
     let listed = AddressRule { others: OtherAddresses::Own, listed: vec!["10.0.0.8".parse().unwrap()] };
     let device = world.ruled(1, Rules { addresses: listed, ..Rules::default() });
