@@ -75,8 +75,8 @@ impl Effects {
         self.engine.set_timer(&self.task, review.next, &mut state.timer);
     }
 
-    /// Ends the effects if the rules of the handle have ended for good. Does not wait for a thread that applies effects,
-    /// which may take long: that thread calls this afterwards.
+    /// Ends the effects if the rules of the handle have ended for good. Does not wait for a thread that applies
+    /// effects, which may take long: that thread calls this afterwards.
     fn finish(&self) {
         if !self.point.is_of_handle(&self.task)
             && let Some(mut state) = self.state.try_lock()
@@ -133,8 +133,8 @@ impl DeviceFaults {
         if point.set(task, rules, engine.now()) { Ok(()) } else { Err(VerbsError::Gone) }
     }
 
-    /// Applies faults of the device by `apply`. A worker, or the thread that drops the handle, calls it with no lock but
-    /// the one that keeps the calls in order. A call that has begun may end after the handle is dropped.
+    /// Applies faults of the device by `apply`. A worker, or the thread that drops the handle, calls it with no lock
+    /// but the one that keeps the calls in order. A call that has begun may end after the handle is dropped.
     pub fn apply_by(&self, apply: impl Fn(DeviceEffect) + Send + Sync + 'static) {
         *self.0.apply.lock() = Some(Arc::new(apply));
     }
