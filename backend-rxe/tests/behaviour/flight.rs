@@ -40,7 +40,10 @@ fn a_peer_that_does_not_answer() {
 
 fn refused_requests_are_reported_at_both_ends() {
     let pair = Pair::new();
+    let (former, replaced) = watch(&pair.world, 1);
     let (told, _observed) = watch(&pair.world, 1);
+    // The end of an observer that was replaced changes nothing.
+    drop(replaced);
     let (mine, theirs) = (pair.a.buffer(100), pair.b.buffer(100));
     let mut remote = theirs.remote(0);
     remote.rkey ^= 1 << 20;
@@ -50,6 +53,7 @@ fn refused_requests_are_reported_at_both_ends() {
     let told = told.lock();
     assert_eq!(told.iter().filter(|failure| failure.qpn == pair.left.qp.qpn()).count(), 1, "{told:?}");
     assert!(told[0].history.contains("request ended: RemoteAccess"), "{told:?}");
+    assert!(former.lock().is_empty());
 }
 
 #[test]
