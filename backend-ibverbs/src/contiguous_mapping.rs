@@ -214,7 +214,7 @@ fn place(piece: &HostPiece, page: usize, to: *mut u8) -> io::Result<()> {
 impl Drop for ContiguousMapping {
     fn drop(&mut self) {
         if let Some((start, size)) = self.reserved
-            // SAFETY: the range is ours and nothing uses it any more: the registration over it has ended.
+            // SAFETY: the range belongs to this value and nothing uses it any more: the registration over it has ended.
             && unsafe { libc::munmap(start.as_ptr().cast(), size) } != 0
         {
             LOG.error(

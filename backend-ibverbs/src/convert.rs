@@ -1,4 +1,4 @@
-//! Conversion between the library's values and our types.
+//! Conversion between the library's values and those of `pvrdma-verbs-types`.
 
 use pvrdma_verbs_types::{Access, Gid, QpAttrMask, QpAttrs, QpState, WcStatus};
 
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_has_no_use_for_is_left_out() {
+    fn attributes_that_the_host_does_not_use_are_left_out() {
         let mask = QpAttrMask::STATE | QpAttrMask::PATH_MIG_STATE | QpAttrMask::PORT;
         let (attr, mask) = attributes(&QpAttrs { port_num: 1, ..QpAttrs::default() }, mask, 2);
         assert_eq!((attr.port_num, mask), (2, 0x21));

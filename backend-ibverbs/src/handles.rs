@@ -160,7 +160,7 @@ impl QueuePair for IbvQp {
 
     fn notify_send(&self) {
         match self {
-            Self::Host(qp) => qp.go_on_sending(),
+            Self::Host(qp) => qp.continue_sending(),
             Self::Gsi(qp) => qp.run_send(),
         }
     }

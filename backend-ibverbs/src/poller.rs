@@ -206,7 +206,7 @@ mod tests {
     /// The guest polls, requests an event after the event of an earlier completion was raised but not read, and polls
     /// once more.
     #[test]
-    fn a_guest_that_asked_for_an_event_is_not_left_to_poll() {
+    fn a_guest_that_armed_is_notified() {
         let node = Node::new(&FakeBackend::new(), 1);
         let objects = node.hca.objects();
         let polls_after = |asks| {

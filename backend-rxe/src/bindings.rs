@@ -37,6 +37,8 @@ struct Binding {
     bound: BoundGid,
     /// Reason why the GID cannot be used yet, if it cannot.
     wait: Option<Wait>,
+    /// A fault has removed the GID, and the guest has not had it since.
+    removed: bool,
     /// The guest's wait for another device or host has been logged.
     told: bool,
 }
@@ -61,6 +63,19 @@ pub(crate) struct WaitingGid {
     bound: BoundGid,
     /// Reason why it waits.
     why: Why,
+}
+
+impl Binding {
+    /// Records whether a fault has removed the GID. Returns `true` if the GID has left the table for that reason, or
+    /// has returned to it: the latter may be long after the end of the fault, when the device has the address again.
+    fn note_removal(&mut self) -> bool {
+        let removed = match self.wait {
+            Some(Wait { why: Why::Removed, .. }) => true,
+            Some(_) => self.removed,
+            None => false,
+        };
+        std::mem::replace(&mut self.removed, removed) != removed
+    }
 }
 
 /// The GIDs that the guest of a device has bound.
@@ -119,7 +134,9 @@ impl Bindings {
         let node = state.node.as_ref().ok_or(VerbsError::Gone)?;
         let wait = self.place(node, index, new, wait);
         let told = wait.is_some_and(|wait| self.waits(new, wait));
-        state.bindings.insert(index, Binding { bound: new, wait, told });
+        let mut binding = Binding { bound: new, wait, removed: false, told };
+        binding.note_removal();
+        state.bindings.insert(index, binding);
         if let Some(old) = old {
             self.let_go(old);
         }
@@ -164,6 +181,10 @@ impl Bindings {
     }
 
     fn claim(&self, bound: BoundGid, claim: ClaimFn) -> Result<Option<Wait>, VerbsError> {
+        if self.adapter.faults.is_removed(bound.gid) {
+            // The end of the fault schedules the task.
+            return Ok(Some(Wait { why: Why::Removed, until: None }));
+        }
         match claim(&self.addresses, self.adapter.point.mac, address(bound))? {
             Claimed::Granted => Ok(None),
             Claimed::Waiting(wait) => Ok(Some(wait)),
@@ -230,21 +251,18 @@ impl Bindings {
         let (mac, now) = (self.adapter.point.mac, self.addresses.now());
         let is_given_up = state.down.is_some_and(|since| now.saturating_sub(since) >= HOLD);
         let Some(node) = &state.node else { return };
-        let (mut any, mut faulty) = (false, false);
+        let (mut any, mut gids_changed) = (self.adapter.faults.take_ended_delays(), false);
         for (&index, binding) in &mut state.bindings {
             let at = address(binding.bound);
-            let is_removed = self.adapter.faults.is_active() && self.adapter.faults.is_removed(binding.bound.gid);
             match binding.wait {
                 None if is_given_up => {
                     self.suspend(node, index, binding.bound, false);
                     self.addresses.give_back(mac, at);
                     binding.wait = Some(Wait { why: Why::LinkDown, until: None });
                 }
-                None if is_removed => {
-                    self.suspend(node, index, binding.bound, false);
+                None if self.adapter.faults.is_removed(binding.bound.gid) => {
                     self.addresses.give_back(mac, at);
-                    binding.wait = Some(Wait { why: Why::Removed, until: None });
-                    faulty = true;
+                    self.again(node, index, binding);
                 }
                 None if self.addresses.has_bound(mac, at) => {}
                 // Another device or host has ended the claim.
@@ -254,19 +272,19 @@ impl Bindings {
                 }
                 // While the link is down, the address would immediately be given up again.
                 Some(_) if state.down.is_some() => {}
-                Some(Wait { why: Why::Removed, .. }) if is_removed => {}
                 Some(before) => {
                     self.again(node, index, binding);
                     any |= binding.wait.is_none_or(|wait| before.why == Why::Probing && wait.why != before.why);
-                    faulty |= before.why == Why::Removed;
                 }
             }
+            gids_changed |= binding.note_removal();
         }
         if any {
-            // Queue pairs that held packets for the address send them now, or drop them.
+            // Queue pairs that held packets for the address send them now, or drop them. Those that a fault delayed
+            // continue.
             node.qps().iter().for_each(|endpoint| endpoint.qp().task().schedule());
         }
-        if faulty {
+        if gids_changed {
             self.adapter.faults.gids_changed();
         }
     }
@@ -301,11 +319,7 @@ impl Bindings {
             // Its release then woke no task, so the claims are checked once more.
             self.task.schedule();
         }
-        let engine = &self.adapter.engine;
-        match waits {
-            Some(deadline) => state.timer = Some(engine.arm(&self.task, deadline, state.timer)),
-            None => state.timer.take().into_iter().for_each(|timer| engine.disarm(timer)),
-        }
+        self.adapter.engine.set_timer(&self.task, waits, &mut state.timer);
     }
 }
 
@@ -321,8 +335,6 @@ impl Runnable for Bindings {
 
 impl Drop for Bindings {
     fn drop(&mut self) {
-        if let Some(timer) = self.state.get_mut().timer.take() {
-            self.adapter.engine.disarm(timer);
-        }
+        self.adapter.engine.set_timer(&self.task, None, &mut self.state.get_mut().timer);
     }
 }

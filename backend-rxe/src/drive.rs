@@ -1,7 +1,7 @@
-// Long: one file chooses what a queue pair does next, and no other.
+// Long: this is the only file that chooses the next action of a queue pair.
 //! Running queue pairs: the only module that chooses the next action of a QP, and its path.
 //!
-//! | state | what runs |
+//! | state | work that runs |
 //! | --- | --- |
 //! | RTS, SQD | requests, by the path of the [`Route`] |
 //! | SQE, error | the flush ([`crate::qp`]) |
@@ -668,7 +668,7 @@ impl Endpoint {
         }
     }
 
-    /// Makes up for all that a pause has let pass: doorbells, timers, and turns of the port.
+    /// Catches up on the events of a pause: doorbells, timers, and turns of the port.
     pub(crate) fn ring(&self) {
         self.qp.receive_posted();
         if let Some(srq) = &self.qp.srq {

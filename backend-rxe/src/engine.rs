@@ -49,6 +49,15 @@ impl Engine {
         self.ready.arm(task, deadline, old)
     }
 
+    /// Schedules a task for `deadline`, or for no time, in place of the timer of the task in `timer`.
+    pub(crate) fn set_timer(&self, task: &Arc<Task>, deadline: Option<Duration>, timer: &mut Option<TimerKey>) {
+        let old = timer.take();
+        match deadline {
+            Some(deadline) => *timer = Some(self.arm(task, deadline, old)),
+            None => old.into_iter().for_each(|old| self.disarm(old)),
+        }
+    }
+
     /// Removes a timer. Timers of dead tasks would keep their memory until they fire, which may take hours.
     pub(crate) fn disarm(&self, key: TimerKey) {
         self.ready.queue.lock().timers.remove(key);

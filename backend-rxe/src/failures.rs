@@ -1,4 +1,4 @@
-//! Failed queue pairs: their causes, and the observers that are told of them.
+//! Failed queue pairs: their causes, and the observers that are notified of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 use pvrdma_verbs_types::{Gid, NakReason, Qpn, WcStatus};
 use serde::{Deserialize, Serialize};
 
-/// Cause of a failed queue pair. Requests that failed are told apart by their completion status (IBA 11.6.2), requests
+/// Cause of a failed queue pair. Failed requests are distinguished by their completion status (IBA 11.6.2), requests
 /// of the peer that were refused by their NAK (IBA 9.7.5.2).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -149,7 +149,7 @@ type Observer = Box<dyn Fn(&QpFailure) + Send + Sync>;
 
 /// Observer of a device, if there is one.
 #[derive(Default)]
-pub(crate) struct FailureObserver(RwLock<Option<Observer>>);
+pub(crate) struct FailureObserver(RwLock<Option<Arc<Observer>>>);
 
 impl fmt::Debug for FailureObserver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -165,19 +165,28 @@ impl FailureObserver {
     }
 }
 
-/// Handle for an observer, which is removed on drop.
-#[derive(Debug)]
-pub struct ObservedFailures(Arc<FailureObserver>);
+/// Handle for an observer, which is removed on drop. A later observer of the same device replaces it.
+pub struct ObservedFailures {
+    of: Arc<FailureObserver>,
+    observer: Arc<Observer>,
+}
+
+impl fmt::Debug for ObservedFailures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObservedFailures").finish_non_exhaustive()
+    }
+}
 
 impl ObservedFailures {
     pub(crate) fn new(of: Arc<FailureObserver>, observer: Observer) -> Self {
-        *of.0.write() = Some(observer);
-        Self(of)
+        let observer = Arc::new(observer);
+        *of.0.write() = Some(Arc::clone(&observer));
+        Self { of, observer }
     }
 }
 
 impl Drop for ObservedFailures {
     fn drop(&mut self) {
-        self.0.0.write().take();
+        self.of.0.write().take_if(|current| Arc::ptr_eq(current, &self.observer));
     }
 }

@@ -42,7 +42,7 @@ pub struct RxeHca {
     pds: Quota,
     cqs: Quota,
     srqs: Quota,
-    /// Number of the next protection domain. Domains are told apart by their numbers alone, so numbers are never
+    /// Number of the next protection domain. Domains are distinguished by their numbers alone, so numbers are never
     /// reused.
     next_pd: AtomicU64,
     /// Keeps the workers alive.

@@ -47,7 +47,7 @@
 //! checks it again. An idle engine waits without a timeout.
 //!
 //! Memory whose owner makes accesses wait is slow for some time. The tasks of its device then run on a thread of the
-//! device, and so does what requesters of other devices do with that memory.
+//! device, as do the accesses of other devices' requesters to that memory.
 //!
 //! # Lock order
 //!

@@ -1,4 +1,4 @@
-//! Connections of a device that moves to another host without its neighbours.
+//! Connections of a device that moves to another host without its local peers.
 //!
 //! Two queue pairs of one process are connected by local delivery, which has no PSNs. When one of their devices moves,
 //! they continue on the network. Both ends still have the first PSNs on which their owners agreed, and no packet has

@@ -10,7 +10,7 @@ use pvrdma_packet::MacAddr;
 use pvrdma_verbs::{Backend, DeviceContext, VerbsError};
 use pvrdma_verbs_types::Gid;
 
-use crate::addresses::Addresses;
+use crate::addresses::{Addresses, Observer};
 use crate::budget::Budget;
 use crate::by_mac::ByMac;
 use crate::capture::{Capture, CaptureConfig, CaptureCounts};
@@ -81,16 +81,23 @@ pub struct AddressConflict {
     pub kept: bool,
 }
 
-/// Handle for an observer of a device's conflicts, which is removed on drop.
-#[derive(Debug)]
+/// Handle for an observer of a device's conflicts, which is removed on drop. A later observer of the same device
+/// replaces it.
 pub struct ObservedConflicts {
     addresses: Arc<Addresses>,
     mac: MacAddr,
+    observer: Arc<Observer>,
+}
+
+impl fmt::Debug for ObservedConflicts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObservedConflicts").field("mac", &self.mac).finish_non_exhaustive()
+    }
 }
 
 impl Drop for ObservedConflicts {
     fn drop(&mut self) {
-        self.addresses.stop_observing(self.mac);
+        self.addresses.stop_observing(self.mac, &self.observer);
     }
 }
 
@@ -218,11 +225,11 @@ impl Rxe {
         observer: impl Fn(&AddressConflict) + Send + Sync + 'static,
     ) -> ObservedConflicts {
         let addresses = Arc::clone(&self.0.addresses);
-        addresses.observe(mac, move |conflict| {
+        let observer = addresses.observe(mac, move |conflict| {
             let (address, vlan) = conflict.address;
             observer(&AddressConflict { address, vlan, kept: conflict.kept });
         });
-        ObservedConflicts { addresses, mac }
+        ObservedConflicts { addresses, mac, observer }
     }
 
     /// Connects the device with this MAC address to a network, until the result is dropped. Must be called before the

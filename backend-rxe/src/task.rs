@@ -26,7 +26,7 @@ pub(crate) enum Run {
     Idle,
     /// The budget is used up.
     More,
-    /// The state or the route changed: decide again what to do.
+    /// The state or the route changed, so the next action must be chosen again.
     Again,
 }
 
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_comes_while_somebody_looks_is_done_afterwards() {
+    fn work_that_arrives_during_an_inspection_is_done_afterwards() {
         let queue = Arc::new(ReadyQueue::default());
         let exclusive = Arc::new_cyclic(|me: &Weak<Exclusive>| Exclusive {
             task: Task::new(&queue, &Arc::default(), me.clone() as _),

@@ -1,6 +1,6 @@
 //! The verbs conformance suite on this adapter: with local delivery, and with a cable between the devices.
 
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::sync::Arc;
 

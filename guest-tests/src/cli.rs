@@ -32,7 +32,7 @@ pub(crate) enum Command {
     Demo(DemoOptions),
     /// Run everything: the workspace's tests, then those in guests.
     Test(TestOptions),
-    /// Print what runs over what, as a table of Markdown.
+    /// Print the supported programs for each link, as a table of Markdown.
     Matrix,
     /// Print which systems have passed `test --only guests/` here, as a table of Markdown.
     Guests {
@@ -178,7 +178,7 @@ pub(crate) struct NestedOptions {
     /// Address of the guest, which is one of this machine's interface, too.
     #[arg(long)]
     pub(crate) guest: IpAddr,
-    /// Directory with what a guest needs of the image.
+    /// Directory with the parts of the image for a guest.
     #[arg(long)]
     pub(crate) image: PathBuf,
 }
@@ -264,7 +264,7 @@ pub(crate) struct BenchOptions {
     /// How often each measurement is repeated; the median counts.
     #[arg(long, default_value_t = 5)]
     pub(crate) runs: usize,
-    /// Leave out what needs virtual machines.
+    /// Leave out measurements that need virtual machines.
     #[arg(long)]
     pub(crate) no_vm: bool,
     /// Measure only this part. May be repeated.

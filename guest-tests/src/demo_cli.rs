@@ -16,7 +16,7 @@ pub(crate) enum DemoCli {
 /// Options of `demo`.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DemoOptions {
-    /// Leave out what is measured.
+    /// Leave out measurements.
     #[arg(long)]
     pub(crate) no_speed: bool,
     /// Build everything that the demo needs, and boot no guests.

@@ -31,7 +31,7 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
         if options.only.is_empty() {
             println!("== the workspace's tests");
             tally.add(workspace_tests()?);
-            println!("== models of what threads share without a lock");
+            println!("== models of lock-free code");
             tally.add(models()?);
             println!("      {:.1} s", started.elapsed().as_secs_f64());
         }

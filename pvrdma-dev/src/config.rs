@@ -136,7 +136,7 @@ mod tests {
 
     /// Conformance 6: the capabilities.
     #[test]
-    fn defaults_are_what_drivers_accept() {
+    fn drivers_accept_the_defaults() {
         let (_, caps) = config().effective(&LIMITS).unwrap();
         assert_eq!((caps.gid_types, caps.mode, caps.phys_port_cnt), (2, 0, 1));
         for value in [caps.max_uar, caps.max_qp_wr, caps.max_cqe, caps.max_srq_wr, caps.max_sge] {

@@ -11,7 +11,7 @@ use crate::stats::Phase;
 /// State behind the registers.
 #[derive(Debug)]
 pub(crate) struct Control {
-    /// Phase of the driver, with what it needs.
+    /// Phase of the driver, with the state of that phase.
     pub(crate) state: State,
     /// Register DSRLOW.
     pub(crate) dsr_low: u32,

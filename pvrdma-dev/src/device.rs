@@ -489,7 +489,7 @@ mod tests {
         assert_eq!(guest.device.status().objects.gids, Some(0));
     }
 
-    /// In an earlier version this waited for the GID table, and for the map of guest memory with each ring.
+    /// Regression: this waited for the GID table, and for the map of guest memory with each ring.
     #[test]
     fn showing_objects_waits_for_no_lock() {
         let guest = TypedDriver::up();

@@ -59,7 +59,7 @@ pub(crate) struct SavedInterrupts {
 }
 
 counters! {
-    /// How often each vector was raised.
+    /// Number of times that each vector was raised.
     pub(crate) struct InterruptCounters {
         /// Interrupts that announce the response to a command.
         interrupts_response,

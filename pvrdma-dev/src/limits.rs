@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn each_value_fits_its_type_and_what_is_written_can_be_read() {
+    fn each_value_fits_its_type_and_can_be_read_back() {
         for mut entry in Limits::default().entries() {
             entry.set(entry.most).unwrap();
             entry.set(entry.least).unwrap();

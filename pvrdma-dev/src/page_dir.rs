@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(list.locate(512 * PAGE_SIZE).unwrap().0, BASE + 0x3000);
         assert!(check_mapped(&view, &list, Direction::Write).is_ok());
         assert!(read_page_directory(&view, dir, 514).is_err(), "the 514th entry is not an address");
-        assert!(read_page_directory(&view, dir, 1025).is_err(), "neither is the third table");
+        assert!(read_page_directory(&view, dir, 1025).is_err(), "the third table has no address");
     }
 
     #[test]

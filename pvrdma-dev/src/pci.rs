@@ -62,7 +62,7 @@ mod tests {
         let mut at = usize::try_from(read(&config, 0x34)).unwrap();
         let mut found = Vec::new();
         while at != 0 {
-            assert!(found.len() < 48, "the list must end");
+            assert!(found.len() < 48, "the list of capabilities must end");
             let header = read(&config, at);
             found.push(header & 0xff);
             at = usize::try_from((header >> 8) & 0xfc).unwrap();
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_change_only_what_they_may() {
+    fn writes_change_only_writable_bits() {
         let mut config = config_space(1024, false);
         config.write(0, &[0xff; CONFIG_SIZE + 8]);
         assert_eq!(read(&config, 0), 0x0820_15ad);

@@ -4,7 +4,7 @@
 //! that, so it is told by the asynchronous event DEVICE_FATAL (section 10). Its event ring is found as by a handshake:
 //! from the shared region to the page directory of the ring. The position in the ring was in the memory of the process
 //! and is lost; the copy in the guest's memory is used in its place. All of this is the guest's to change, so it is
-//! checked as everything that a guest writes, and a guest that lies is not told.
+//! checked as everything that a guest writes, and a guest with invalid addresses is not notified.
 
 use pvrdma_guest_memory::DmaError;
 use pvrdma_pci_function::{CONFIG_SIZE, Outline, Switches};

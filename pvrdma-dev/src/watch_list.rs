@@ -288,8 +288,16 @@ mod tests {
     #[test]
     fn an_index_that_comes_around_is_motion() {
         let passed = Passed { tail: 2, looks: 1 };
-        assert_eq!(motion(2, Seen { tail: 1, looks: 5 }, passed, true), Motion::Producer, "once around, and one more");
-        assert_eq!(motion(2, Seen { tail: 2, looks: 5 }, passed, true), Motion::None, "the consumer has it");
+        assert_eq!(
+            motion(2, Seen { tail: 1, looks: 5 }, passed, true),
+            Motion::Producer,
+            "the producer went around the ring once and one element further"
+        );
+        assert_eq!(
+            motion(2, Seen { tail: 2, looks: 5 }, passed, true),
+            Motion::None,
+            "the consumer has seen the element"
+        );
         assert_eq!(
             motion(2, Seen { tail: 2, looks: 5 }, passed, false),
             Motion::Consumer,
@@ -378,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn in_every_order_what_is_posted_is_taken() {
+    fn in_every_order_posted_elements_are_taken() {
         for size in [1, 2, 4] {
             explore(size, 9, true);
             explore(size, 9, false);

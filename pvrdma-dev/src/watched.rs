@@ -273,8 +273,8 @@ mod tests {
         })
     }
 
-    /// A queue pair is destroyed while a watcher lists it, and another process gets its handle. In an earlier version
-    /// the new queue pair was not watched.
+    /// A queue pair is destroyed while a watcher lists it, and another process gets its handle. Regression: the new
+    /// queue pair was not watched.
     #[test]
     fn a_queue_pair_that_is_listed_late_hides_none() {
         for order in orders() {
@@ -298,7 +298,7 @@ mod tests {
             new.post_recv(&[RecvWr::new(1, &[])]).unwrap();
             assert_eq!(core.look_at_rings(0, Depth::All), 2, "an element is posted, and no thread looks");
             new.destroy().unwrap();
-            assert!(core.watch.rings.is_empty(), "what has ended stays on the list");
+            assert!(core.watch.rings.is_empty(), "a destroyed queue pair stays on the list");
         }
     }
 
@@ -325,14 +325,14 @@ mod tests {
             new.post(&[RecvWr::new(1, &[])]).unwrap();
             assert_eq!(core.look_at_rings(0, Depth::All), 1, "an element is posted, and no thread looks");
             new.destroy().unwrap();
-            assert!(core.watch.rings.is_empty(), "what has ended stays on the list");
+            assert!(core.watch.rings.is_empty(), "a destroyed queue pair stays on the list");
         }
     }
 
-    /// Everything is destroyed while a watcher lists a queue pair and an SRQ that are still in their tables. In an
-    /// earlier version they stayed on the list and kept their memory.
+    /// Everything is destroyed while a watcher lists a queue pair and an SRQ that are still in their tables.
+    /// Regression: they stayed on the list and kept their memory.
     #[test]
-    fn what_is_listed_while_everything_ends_does_not_stay() {
+    fn objects_listed_during_their_destruction_do_not_stay() {
         let world = World::new();
         let core = world.core();
         let (qp, srq) = (world.create_qp(1), world.create_srq(1));
@@ -351,7 +351,7 @@ mod tests {
                 true
             });
         });
-        assert!(rings.is_empty(), "what has ended stays on the list");
+        assert!(rings.is_empty(), "a destroyed queue pair stays on the list");
         assert_eq!((Arc::strong_count(&found), Arc::strong_count(&shared)), (1, 1));
     }
 }

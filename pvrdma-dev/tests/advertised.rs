@@ -1,5 +1,5 @@
 //! A guest can create as many objects of each kind as its device advertises.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -75,7 +75,7 @@ impl Connected {
 
 /// A device with a low memory limit advertises few objects, and all of them can be created.
 #[test]
-fn what_is_advertised_can_be_made() {
+fn advertised_objects_can_be_created() {
     for kind in KINDS {
         let limits = Limits { max_memory: 24 << 20, ..Limits::default() };
         let connected = Connected::new(limits);

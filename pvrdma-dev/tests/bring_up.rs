@@ -1,5 +1,5 @@
 //! From power-on to a working device and back, in the order of the kernel driver.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -100,7 +100,7 @@ fn not_without_handshake() {
     pci.set_register(register::DSRLOW, 0);
     pci.set_register(register::DSRHIGH, 0x1234);
     pci.set_register(register::CTL, 0);
-    assert_ne!(pci.register(register::ERR), 0, "that is not memory");
+    assert_ne!(pci.register(register::ERR), 0, "an address outside of memory is refused");
     assert_eq!(test.irqs.counts()[1..], [0, 0]);
 }
 

@@ -1,5 +1,5 @@
 //! Rules that hold for every command, checked for all commands in one life of the device's objects.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

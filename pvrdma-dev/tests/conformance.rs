@@ -3,13 +3,13 @@
 //! A test that covers numbers of the list says so in its documentation: the word "Conformance", the numbers separated
 //! by commas, and a period or a colon. `docs/conformance.md` has a row for each number: either the most important
 //! tests, or the reason why there is none.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How many numbers the list has.
+/// Number of entries of the list.
 const NUMBERS: u32 = 75;
 
 /// Beginning of the last cell of a row without tests.

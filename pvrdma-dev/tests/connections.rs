@@ -1,5 +1,5 @@
 //! Connections between two devices over the software adapter.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -184,7 +184,7 @@ fn fast_registration() {
     assert_eq!((cqe.status, cqe.opcode), (status::SUCCESS, wc_opcode::FAST_REG_MR));
     fast.set_pages(&[0; 16]);
     a.qp.post_send(&[write(2, key)]).unwrap();
-    assert_eq!(a.process.cq.wait().status, status::SUCCESS, "the list was copied when it was posted");
+    assert_eq!(a.process.cq.wait().status, status::SUCCESS, "the scatter/gather list was copied at the post");
     assert_eq!(memory.read(0x100, 5000), message(1));
 
     b.qp.post_recv(&[RecvWr::new(60, &[])]).unwrap();

@@ -1,5 +1,5 @@
 //! Datagrams between two devices over the software adapter.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

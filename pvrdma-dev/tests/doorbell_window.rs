@@ -1,6 +1,6 @@
 //! Doorbell pages that are memory while their process polls and trap otherwise. The test drives the watcher step by
 //! step.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -125,7 +125,7 @@ fn a_page_is_memory_while_its_process_is_busy() {
     guest.pages.settle();
     assert!(!guest.is_mapped());
     guest.post();
-    assert_eq!(guest.mock.notified(guest.qp.handle).0, 21, "a message again");
+    assert_eq!(guest.mock.notified(guest.qp.handle).0, 21, "the doorbell traps again");
     assert_eq!(guest.counter("doorbells_of_processes"), messages + 1);
     assert_eq!((guest.counter("doorbells_mapped"), guest.counter("doorbells_unmapped")), (1, 1));
     assert_eq!(guest.pages.turn(), Pause::Forever);
@@ -245,7 +245,7 @@ fn arming_is_exact_again_after_one_event() {
 /// Completions that are not yet announced when the page traps again are announced then, because the consumer may have
 /// armed the queue.
 #[test]
-fn what_was_not_announced_is_when_the_page_traps() {
+fn unannounced_completions_are_announced_when_the_page_traps() {
     let guest = Guest::new(DoorbellMode::Auto);
     guest.heat();
     guest.cq.arm();
@@ -261,10 +261,9 @@ fn what_was_not_announced_is_when_the_page_traps() {
     assert_eq!(guest.counter("notifications_inferred"), 0);
 }
 
-/// Conformance 49: the next process with a page does not see what the former one wrote to it, and its doorbells trap at
-/// first.
+/// Conformance 49: the next process with a page does not see the former one's stores, and its doorbells trap at first.
 #[test]
-fn a_second_process_never_sees_what_the_first_wrote() {
+fn a_second_process_never_sees_the_stores_of_the_first() {
     let guest = Guest::new(DoorbellMode::Auto);
     guest.heat();
     let (page, secret) = (guest.context.uar, 0x5ec2_e755_u32.to_le_bytes());
@@ -277,7 +276,7 @@ fn a_second_process_never_sees_what_the_first_wrote() {
     for &offset in &words {
         let _ = guest.pages.bar_write(2, u64::from(page) * 4096 + offset, &secret);
     }
-    assert!(words.iter().all(|&offset| read(offset) == secret), "it is memory");
+    assert!(words.iter().all(|&offset| read(offset) == secret), "the stores went to the mapped page");
     guest.context.clone().close().unwrap();
     let (context, cq, mut qp) = process(&guest.driver);
     assert_eq!(context.uar, page);
@@ -289,7 +288,10 @@ fn a_second_process_never_sees_what_the_first_wrote() {
         cq.ring_poll();
         guest.pages.turn();
     }
-    assert!(guest.is_mapped() && words.iter().all(|&offset| read(offset) == [0; 4]), "nor as memory");
+    assert!(
+        guest.is_mapped() && words.iter().all(|&offset| read(offset) == [0; 4]),
+        "the next process sees zeros in the mapped page"
+    );
 }
 
 /// A process that ends while its page is becoming memory leaves nothing to the next one.
@@ -347,7 +349,7 @@ fn a_system_that_refuses_costs_speed_only() {
     log.assert_limited("doorbell page 1 cannot be made to trap: as the test wants");
     guest.context.clone().close().unwrap();
     let (_context, _cq, mut qp) = process(&guest.driver);
-    assert_eq!(guest.refused(), (1, stayed + 1), "nor was it taken from its last process");
+    assert_eq!(guest.refused(), (1, stayed + 1), "the page was not taken from its last process");
     guest.pages.turn();
     qp.post_send(&[SendWr::send(1, &[])]).unwrap();
     assert_eq!(guest.mock.notified(qp.handle).0, 0, "no thread is woken");
@@ -361,7 +363,7 @@ fn a_system_that_refuses_costs_speed_only() {
 /// After a refusal, a page is not mapped again with each doorbell, because every attempt polls all rings and arms all
 /// queues.
 #[test]
-fn what_is_refused_is_not_asked_for_again_at_once() {
+fn a_refused_mapping_is_not_retried_at_once() {
     for mode in [DoorbellMode::Auto, DoorbellMode::Mapped] {
         let guest = Guest::new(mode);
         guest.pages.refuse(true);

@@ -1,5 +1,5 @@
 //! Doorbells, arming and notifications, with a mock backend that the test controls.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -33,7 +33,7 @@ fn pages_are_isolated() {
     ring(other.pd.uar + 1);
     assert_eq!((mock.notified(qp.handle), mock.srq_notified(srq.handle)), ((0, 0), 0));
     mock.complete_send(qp.handle, &success(qp.handle, WcOpcode::Send)).unwrap();
-    assert!(driver.notifications().is_empty(), "the foreign request to arm had no effect");
+    assert!(driver.notifications().is_empty(), "a process cannot arm a queue of another process");
     for (times, page) in [(1, mine.pd.uar), (2, 0)] {
         ring(page);
         assert_eq!((mock.notified(qp.handle), mock.srq_notified(srq.handle)), ((times, times), times));
@@ -73,7 +73,7 @@ fn doorbells_of_one_queue_collapse() {
     let handle = first.handle;
     first.destroy().unwrap();
     test.device.run_deferred();
-    assert_eq!(mock.notified(handle), (1, 1), "its doorbell went with it");
+    assert_eq!(mock.notified(handle), (1, 1), "the pending doorbell was dropped with the object");
 }
 
 /// Conformance 4, 49: reads return a constant and have no effect, whatever their size.

@@ -1,5 +1,5 @@
 //! Elements of random bytes and random indices, on queues of every kind, over the software adapter.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Hostile guests: random register accesses, commands and configuration, from many processors at once.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -86,7 +86,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Does what a probe does. The shared region is written again, because the guest may have overwritten it.
+/// Brings the device up like a driver's probe. The shared region is written again, because the guest may have
+/// overwritten it.
 fn bring_up(driver: &Driver, region: &[u8]) {
     let pci = driver.pci();
     pci.set_bus_master(false);

@@ -1,5 +1,5 @@
 //! A gibibyte of mixed operations between two devices, every byte compared.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

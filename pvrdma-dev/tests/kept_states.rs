@@ -1,6 +1,6 @@
 //! States of earlier releases are read. The folder `tests/data/saved` has some of each release that changed the format;
 //! they are made by `KEEP_STATES=FOLDER cargo test -p pvrdma-dev --test moves`, and never changed.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Bounds what a guest can write to the log. This test runs alone in its process, because it counts log lines.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+//! Bounds the number of log lines that a guest can cause. This test runs alone in its process, because it counts them.
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

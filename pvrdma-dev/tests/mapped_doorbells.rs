@@ -1,5 +1,5 @@
 //! Doorbell pages that are memory: rings are polled instead of doorbells, and armings are inferred.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -157,7 +157,7 @@ fn a_process_is_watched_from_its_first_touch_on() {
 /// An adapter may leave a queue to a guest that polls it. The adapter is told when the device can no longer see the
 /// polls.
 #[test]
-fn an_adapter_does_not_wait_for_polls_that_nobody_hears() {
+fn an_adapter_does_not_wait_for_polls_that_are_not_seen() {
     let (_test, mock, pages, driver) = mock();
     let (_cq, mut qp) = process(&driver);
     let _another = process(&driver);
@@ -214,21 +214,21 @@ fn a_sleeper_is_woken_without_having_armed() {
         pages.advance(MICROSECOND);
         pages.pass();
     }
-    assert!(driver.notifications().is_empty(), "it became a poller");
+    assert!(driver.notifications().is_empty(), "a process that polls is not notified");
 }
 
 /// A sleeping watcher is woken if work becomes due before its own deadline, and only then.
 #[test]
-fn a_sleeping_watcher_is_woken_for_what_is_due() {
+fn a_sleeping_watcher_is_woken_for_due_work() {
     let (_test, mock, pages, driver) = mock();
     let (cq, qp) = process(&driver);
     cq.arm();
     pages.pass();
     mock.complete_send(qp.handle, &success(qp.handle)).unwrap();
-    assert_eq!(pages.wakes(), 0, "it is awake");
+    assert_eq!(pages.wakes(), 0, "a watcher that polls needs no wake-up");
     let due = pages.idle().due.unwrap();
     mock.complete_send(qp.handle, &success(qp.handle)).unwrap();
-    assert_eq!(pages.wakes(), 0, "it looks in time");
+    assert_eq!(pages.wakes(), 0, "the watcher polls in time without a wake-up");
     pages.advance(due - pages.now());
     pages.pass();
     assert_eq!(driver.notifications(), [cq.handle]);
@@ -236,8 +236,8 @@ fn a_sleeping_watcher_is_woken_for_what_is_due() {
     pages.pass();
     assert_eq!(pages.idle().due, None);
     mock.complete_send(qp.handle, &success(qp.handle)).unwrap();
-    assert_eq!(driver.notifications(), [cq.handle], "it is overdue, without a look at the ring");
-    assert_eq!(pages.wakes(), 1, "but for whether that was of use");
+    assert_eq!(driver.notifications(), [cq.handle], "an overdue queue is announced without a poll of its ring");
+    assert_eq!(pages.wakes(), 1, "one wake-up, to judge the notification");
 }
 
 /// A watcher that rests while a guest polls is woken once by a completion, because the guest is likely to post then. A
@@ -288,7 +288,7 @@ fn the_next_process_finds_its_page_renewed() {
 
 /// Destroyed objects are not polled, and their memory is released.
 #[test]
-fn what_has_ended_is_not_watched() {
+fn destroyed_objects_are_not_watched() {
     let (test, _mock, pages, driver) = mock();
     let (cq, mut qp) = process(&driver);
     let before = test.device.status().kept;

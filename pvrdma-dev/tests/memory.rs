@@ -1,5 +1,5 @@
 //! Memory that a guest costs this process, counted by the allocator. This test runs alone in its process.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -162,7 +162,7 @@ impl Exposed {
     }
 
     /// The peer requests much data and does not take it. Packets that it sends after that have to wait.
-    fn send_what_waits(&self, qp: &Qp, remote: &Mr, at: u64, payload: &[u8]) {
+    fn send_waiting_packets(&self, qp: &Qp, remote: &Mr, at: u64, payload: &[u8]) {
         self.packet(qp, Opcode::READ_REQUEST, 0, remote, at, &[]);
         for number in 0..128 {
             self.packet(qp, Opcode::write(Position::Only), (1 << 20) / 4096 + number, remote, at, payload);
@@ -186,9 +186,9 @@ fn packets_that_wait_behind_a_read_fit_the_path_mtu() {
     let payload = vec![7; 60_000];
     let [first, others @ ..] = &qps;
     // The first QP makes the port allocate its buffers.
-    exposed.send_what_waits(first, &mr, at, &payload);
+    exposed.send_waiting_packets(first, &mr, at, &payload);
     let before = HEAP.bytes();
-    others.iter().for_each(|qp| exposed.send_what_waits(qp, &mr, at, &payload));
+    others.iter().for_each(|qp| exposed.send_waiting_packets(qp, &mr, at, &payload));
     let each = HEAP.bytes().saturating_sub(before) / others.len();
     assert!(each < 16 << 10, "{each} bytes for each QP");
     assert_eq!(exposed.kept().packets_bytes, 0);
@@ -202,11 +202,11 @@ fn waiting_packets_share_one_budget() {
     let ((mr, at), qps) = (target(&exposed), [(); 24].map(|()| exposed.qp().unwrap()));
     let payload = vec![7; 4096];
     // The first QP makes the port allocate its buffers.
-    exposed.send_what_waits(&qps[0], &mr, at, &payload);
+    exposed.send_waiting_packets(&qps[0], &mr, at, &payload);
     let before = (HEAP.bytes(), exposed.kept().packets_bytes);
     for (number, qp) in qps.iter().enumerate().skip(1) {
         if number % 2 == 0 {
-            exposed.send_what_waits(qp, &mr, at, &payload);
+            exposed.send_waiting_packets(qp, &mr, at, &payload);
         } else {
             exposed.send_behind_a_gap(qp, &mr, at, &payload);
         }
@@ -362,7 +362,7 @@ fn the_worst_legal_guest_and_peer_stay_below_the_limit() {
         if number % 2 == 0 {
             exposed.send_behind_a_gap(qp, &mr, at, &payload);
         } else {
-            exposed.send_what_waits(qp, &mr, at, &payload);
+            exposed.send_waiting_packets(qp, &mr, at, &payload);
         }
         if exposed.kept().refused > 0 || number > 40 {
             break;

@@ -1,5 +1,5 @@
 //! Keys through the whole device and the software adapter: address translation and access rights.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -280,7 +280,7 @@ fn fast_registered_keys() {
     fast.set_pages(other.pages());
     a.buffer.fill_pattern(9);
     assert_eq!(use_key(&mut a, &mut b, second), (status::SUCCESS, status::SUCCESS));
-    assert_eq!(memory.read(0x800 + 1000, 3000), a.buffer.read(0, 3000), "the pages that it was posted with");
+    assert_eq!(memory.read(0x800 + 1000, 3000), a.buffer.read(0, 3000), "the region has the pages of the posted list");
     assert_eq!(other.read(0, 3 * 4096), vec![0; 3 * 4096]);
     assert_eq!(use_key(&mut a, &mut b, first), refused, "the old byte");
     assert_eq!(post(&mut worker, &mut b, SendWr::local_invalidate(4, second), wc_opcode::LOCAL_INV), status::SUCCESS);

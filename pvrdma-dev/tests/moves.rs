@@ -1,6 +1,6 @@
 //! Guests that move between software adapters in the middle of their work: every byte arrives, every completion comes
 //! once and in order.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -133,7 +133,7 @@ fn records(stream: &[u8]) -> Vec<(u16, Vec<u8>)> {
     records
 }
 
-/// Names what is in progress in a saved state.
+/// Names the operations that are in progress in a saved state.
 fn in_progress(stream: &[u8]) -> Vec<&'static str> {
     let (mut part, mut found) = (Vec::new(), Vec::new());
     let mut note = |holds: bool, what| found.extend(holds.then_some(what));
@@ -201,7 +201,7 @@ fn keep(what: &str, host: u8, saved: &[u8]) {
     }
 }
 
-/// One guest: its device, its objects, and what it waits for.
+/// One guest: its device, its objects, and the completions that it waits for.
 struct Side {
     host: u8,
     adapter: Adapter,
@@ -226,7 +226,7 @@ struct Side {
     /// Number of requests so far, and sum of the numbers added to the peer's counter.
     requests: usize,
     added: u64,
-    /// What must be in the memory in the end: offset and bytes.
+    /// Expected content of the memory in the end: offset and bytes.
     expected: Vec<(usize, Vec<u8>)>,
     /// Regions for one fast registration each, if the guest's kernel has the QP.
     fast: Vec<FastMr>,
@@ -321,7 +321,7 @@ impl Side {
         let mut again = Vec::new();
         next.device.save(&mut again).unwrap();
         assert!(records(saved) == records(&again), "the state changes on its way");
-        self.go_on(next);
+        self.replace_with(next);
         self.adapter = adapter;
     }
 
@@ -333,14 +333,14 @@ impl Side {
     }
 
     /// Puts another device in the place of the current one.
-    fn go_on(&mut self, next: TestDevice<Rxe>) {
+    fn replace_with(&mut self, next: TestDevice<Rxe>) {
         let pages = self.pages.clone();
         self.function.move_to(pages.map_or_else(|| next.function(), |pages| pages as _));
         self.test = next;
     }
 
-    /// Continues on another adapter, without the neighbours that it had on the first one, as a VMM does it. The first
-    /// device leaves.
+    /// Continues on another adapter, without the local peers of the first one, as a VMM does it. The first device
+    /// leaves.
     fn move_alone(&mut self, adapter: Adapter, saved: &[u8], leaves: bool) {
         self.space = self.test.memory.another_space();
         let config = TestDevice::<Rxe>::config(self.host);
@@ -352,7 +352,7 @@ impl Side {
         }
         PciFunction::reset(&*self.test.device);
         assert!(self.test.device.resume());
-        self.go_on(next);
+        self.replace_with(next);
         self.adapter = adapter;
         assert!(self.test.device.resume());
     }
@@ -580,7 +580,7 @@ impl Pair {
         }
     }
 
-    /// Lets everything end, and compares what has arrived.
+    /// Waits until all requests have completed, and compares the memory with the expected content.
     fn finish(&mut self) {
         for _ in 0..20_000 {
             for side in &mut self.sides {
@@ -610,8 +610,8 @@ impl Pair {
     }
 }
 
-/// Runs a random script; before each step, a side moves if `moves` returns it, or both for 2. Adds what was in progress
-/// at the moves to `counts`.
+/// Runs a random script; before each step, a side moves if `moves` returns it, or both for 2. Adds the operations
+/// that were in progress at the moves to `counts`.
 fn run(
     seed: u64,
     wire: bool,
@@ -716,7 +716,7 @@ fn a_device_that_does_not_leave_takes_its_connections_along() {
     pair.finish();
 }
 
-/// A snapshot restored alone: the peer has gone on, so the connection ends, and its requests flush. Everything else
+/// A snapshot restored alone: the peer has continued, so the connection ends, and its requests flush. Everything else
 /// continues.
 #[test]
 fn connections_of_a_snapshot_end() {

@@ -1,5 +1,5 @@
-//! A device that is paused: nothing of it accesses the guest's memory, and nothing that happens meanwhile is lost.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+//! A paused device: it does not access the guest's memory, and loses no event of the pause.
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -89,7 +89,7 @@ fn a_completion_that_came_before_arming_is_not_announced() {
     assert_eq!(driver.notifications(), [process.cq.handle], "still armed");
 }
 
-/// The doorbell was on its way when the device was paused: a completion came before it.
+/// The doorbell was in transit when the device was paused: a completion precedes it.
 #[test]
 fn arming_that_comes_too_late() {
     let (test, mock) = mock_with(DeviceConfig { posted_doorbells: true, ..TestDevice::<MockBackend>::config(1) });

@@ -1,6 +1,6 @@
-//! The bugs of QEMU's device that section 14.3 of the interface specification lists. Each test does what a guest did
-//! there.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+//! Regression tests for the bugs of QEMU's device in section 14.3 of the interface specification. Each test repeats the
+//! guest's actions.
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -508,7 +508,7 @@ fn receive_doorbell_with_a_shared_queue() {
 /// then used a freed ring. Here they may be destroyed as well, because the driver frees their memory in any case, and
 /// the queue pairs stop.
 #[test]
-fn what_queue_pairs_use_goes_first() {
+fn objects_are_destroyed_before_their_queue_pairs() {
     let [(_test_a, driver_a), (test_b, driver_b)] = rxe_pair();
     let mut a = Process::new(&driver_a, true, 1024);
     for victim in ["PD", "CQ", "SRQ"] {

@@ -1,6 +1,6 @@
 //! Objects and memory that a guest takes back while they are in use: once the command is complete, the device no longer
 //! accesses them.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Registers and life cycle, over a mock adapter that the test controls.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -190,7 +190,7 @@ fn bad_shared_regions_are_refused_and_leave_nothing() {
     driver.query_port().unwrap();
     let status = test.device.status();
     let accepted = status.counters.iter().find(|counter| counter.name == "handshakes").unwrap();
-    assert_eq!(accepted.value, 2, "that of the probe, and the last");
+    assert_eq!(accepted.value, 2, "two handshakes: that of the probe, and the last one");
 }
 
 /// Conformance 10, 11, 37: a reset destroys every object and ends all writes; afterwards the device works again.
@@ -367,7 +367,7 @@ fn a_path_mtu_that_changes_is_a_port_event() {
 
 /// Changed limits apply to the next driver; the present one keeps the limits that it has read.
 #[test]
-fn a_driver_is_told_of_limits_when_it_starts() {
+fn a_driver_gets_new_limits_when_it_starts() {
     let (test, _) = mock_device_with(MockTest::config_of_version(20), GuestMemory::new(4 << 20));
     let driver = test.driver();
     let before = driver.cap_u32(96);

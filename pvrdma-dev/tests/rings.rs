@@ -1,5 +1,5 @@
 //! Rings through the whole device, with a mock backend that the test controls.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -80,7 +80,7 @@ fn full_rings() {
     qp.post_send(&vec![request.clone(); 4]).unwrap();
     assert!(qp.post_send(std::slice::from_ref(&request)).is_err());
     while mock.pop_send(qp.handle).unwrap().is_some() {}
-    assert!(qp.post_send(std::slice::from_ref(&request)).is_err(), "the requests are not done");
+    assert!(qp.post_send(std::slice::from_ref(&request)).is_err(), "the ring is full until requests complete");
     mock.retire(qp.handle);
     qp.post_send(std::slice::from_ref(&request)).unwrap();
     assert!(qp.post_send(&[request]).is_err());
@@ -284,7 +284,7 @@ fn pages_are_not_ours() {
     }
     assert_eq!(after[0][4096..4104], 1_u64.to_le_bytes());
     after[0][4096..4160].fill(0xaa);
-    assert!(after == before, "something else was written");
+    assert!(after == before, "the device wrote to other memory");
 }
 
 /// Conformance 46: a request is rewritten after it was taken. If the device read it again, it would see a changed

@@ -1,5 +1,5 @@
 //! A kernel that ends without resetting the device, and the next kernel, which finds the device as it was left.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

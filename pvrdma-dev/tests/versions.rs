@@ -1,5 +1,5 @@
 //! Each version of the interface, with the driver of that version.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

@@ -2,7 +2,7 @@
 //! commands create and destroy queues (`src/watched.rs`, `src/watch_list.rs`, `src/reclaim.rs`). In every order of
 //! their steps, each queue whose doorbells are not trapped is watched, and no destroyed queue is.
 
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::sync::atomic::{AtomicUsize as StdUsize, Ordering as StdOrdering};
 
@@ -11,7 +11,7 @@ use loom::thread;
 
 use Command::{Create, Destroy, EndAll};
 
-/// How the list treats objects with the same handle.
+/// Treatment of objects with the same handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Same {
     Object,
@@ -146,7 +146,7 @@ fn model(first: Option<usize>, commands: &'static [Command], has: Has) {
         watcher.join().unwrap();
         let (live, list) = (world.get(), world.list.lock().unwrap().clone());
         assert!(live.is_none_or(|object| list.contains(&object)), "an element is posted, and no thread looks");
-        assert!(list.iter().all(|&object| live == Some(object)), "what has ended stays on the list");
+        assert!(list.iter().all(|&object| live == Some(object)), "a destroyed object stays on the list");
     });
     println!("{} orders", orders.load(StdOrdering::Relaxed));
 }
@@ -155,7 +155,7 @@ fn model(first: Option<usize>, commands: &'static [Command], has: Has) {
 const REUSED: &[Command] = &[Destroy(1), Create(2)];
 
 #[test]
-fn all_are_watched_whose_doorbells_nobody_hears_and_no_others() {
+fn exactly_the_rings_without_trapped_doorbells_are_watched() {
     model(None, &[Create(1)], ALL);
     model(None, &[Create(1), Destroy(1), Create(3)], ALL);
     model(Some(1), REUSED, ALL);
@@ -167,25 +167,25 @@ fn all_are_watched_whose_doorbells_nobody_hears_and_no_others() {
 /// Each omitted step makes the model fail as expected.
 #[test]
 #[should_panic(expected = "no thread looks")]
-fn who_has_the_same_handle_is_hidden() {
+fn with_the_first_of_a_handle_the_new_object_is_hidden() {
     model(Some(1), REUSED, Has { same: Same::HandleFirst, ..ALL });
 }
 
 #[test]
 #[should_panic(expected = "no thread looks")]
-fn who_has_the_same_handle_is_replaced() {
+fn with_the_last_of_a_handle_the_new_object_is_replaced() {
     model(Some(1), REUSED, Has { same: Same::HandleLast, ..ALL });
 }
 
 #[test]
-#[should_panic(expected = "what has ended stays")]
-fn without_a_second_look_what_has_ended_stays() {
+#[should_panic(expected = "a destroyed object stays")]
+fn without_a_second_look_a_destroyed_object_stays() {
     model(Some(1), &[Destroy(1)], Has { second_look: false, ..ALL });
 }
 
 #[test]
-#[should_panic(expected = "what has ended stays")]
-fn with_the_list_emptied_only_at_first_what_has_ended_stays() {
+#[should_panic(expected = "a destroyed object stays")]
+fn with_the_list_emptied_only_at_first_a_destroyed_object_stays() {
     model(Some(1), &[EndAll], Has { emptied_again: false, ..ALL });
 }
 

@@ -2,7 +2,7 @@
 //! and of the watcher that changes the page. In every order of their steps, every post is noticed, and the guest does
 //! not sleep while a completion waits.
 
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
@@ -169,12 +169,12 @@ fn receives(mistake: Mistake) {
 }
 
 #[test]
-fn nobody_sleeps_for_what_is_posted() {
+fn no_posted_request_is_missed() {
     posts(2, Mistake::None);
 }
 
 #[test]
-fn nobody_sleeps_for_what_is_received() {
+fn no_received_request_is_missed() {
     receives(Mistake::None);
 }
 

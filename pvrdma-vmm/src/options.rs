@@ -277,7 +277,7 @@ mod tests {
         };
         assert_eq!((vms(&[""], 2), vms(&[""], 3)), (vec![false], vec![true]));
         assert_eq!((vms(&["", ",doorbells=auto"], 5), vms(&["", ""], 6)), (vec![false; 2], vec![true; 2]));
-        assert_eq!(vms(&["", ",doorbells=trapped"], 5), [true, false], "one watcher");
+        assert_eq!(vms(&["", ",doorbells=trapped"], 5), [true, false], "only one VM needs a watcher");
         assert_eq!(vms(&[",doorbells=mapped", ",doorbells=trapped", ""], 1), [true, false, false]);
     }
 
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn an_uplink_is_what_the_daemon_calls_one() {
+    fn an_uplink_has_the_syntax_of_the_daemon() {
         let vm = "name=a,mac=52:54:00:00:00:01,kernel=/k";
         let uplink = |words: &[&str]| Options::try_parse_from(["pvrdma-vmm", "--vm", vm].iter().chain(words))?.uplink();
         assert_eq!(uplink(&[]).unwrap(), None);
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn invalid_options_are_named() {
         let mac = "mac=52:54:00:00:00:01";
         for (vm, what) in [
             ("name=a", "mac is missing"),

@@ -139,7 +139,7 @@ impl PciFunction for PowerFunction {
 mod tests {
     use super::*;
 
-    /// Does what Linux's driver does: reads the supported events, then writes one.
+    /// Powers off like Linux's driver, which reads the supported events and then writes one.
     #[test]
     fn a_guest_powers_itself_off() {
         let power = Power::new("a").unwrap();

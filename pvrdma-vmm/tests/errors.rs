@@ -1,5 +1,5 @@
 //! Errors before a guest runs cause one line of output and a non-zero exit status. None of these tests needs KVM.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::io::Write;
 use std::path::Path;

@@ -503,7 +503,7 @@ pub struct UpgradeArgs {
     /// Replace the whole daemon, with all networks at once or none.
     #[arg(long = "daemon", conflicts_with = "network")]
     pub whole: bool,
-    /// Only print what would prevent the upgrade of each network.
+    /// Only print the obstacles to an upgrade of each network.
     #[arg(long)]
     pub check: bool,
     /// Prints JSON.
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_takes_what_the_daemon_takes() {
+    fn a_check_takes_the_options_of_the_daemon() {
         let line = "pvrdmad check --config f.toml --device name=vm0,socket=/a,mac=52:54:00:00:00:01 --isolate none";
         let Some(Command::Check(args)) = Cli::try_parse_from(line.split(' ')).unwrap().command else { panic!() };
         assert_eq!((args.serve.devices.len(), args.serve.isolate), (1, Some(Isolate::None)));
@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_a_daemon() {
+    fn commands_that_change_a_daemon() {
         let parse = |line: &str| Cli::try_parse_from(line.split(' ')).unwrap().command.unwrap();
         let device = "name=vm9,socket=/s,mac=52:54:00:00:00:09,network=red";
         let Command::Add(add) = parse(&format!("pvrdmad add --control /c {device}")) else { panic!() };

@@ -213,7 +213,7 @@ fn control_socket(config: &Config) -> Result<Option<SocketFile>> {
     }
 }
 
-/// Describes for the log what runs here.
+/// Describes the networks and devices for the log.
 fn start_line(config: &Config) -> String {
     let networks = config.networks.iter().map(|network| {
         let devices: Vec<_> = network.devices.iter().map(|device| device.config.name.as_str()).collect();

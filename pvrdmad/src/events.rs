@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn subscribers_are_told_in_order() {
+    fn subscribers_get_events_in_order() {
         let events = Events::default();
         let (client, server) = UnixStream::pair().unwrap();
         events.tell(&link("before"));

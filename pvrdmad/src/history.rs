@@ -1,4 +1,4 @@
-//! Commands that read the past of a daemon: its events, and its failed queue pairs.
+//! Commands that print past events and failed queue pairs of a daemon.
 
 use std::path::Path;
 

@@ -36,7 +36,7 @@ const JOURNAL: &str = "/run/systemd/journal/socket";
 
 static LOGGER: OnceLock<Logger> = OnceLock::new();
 
-/// How lines are written.
+/// Format of lines.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LogFormat {
     /// For people, to standard error.
@@ -338,7 +338,7 @@ mod tests {
     fn a_worker_logs_no_control_characters() {
         let text = r#"{"time":"\u001b[2J","level":"x\u0007","target":"\n","network":"blue","message":"\u001b[31m"}"#;
         let line = Line::relayed("red", text);
-        assert_eq!(line.network.as_deref(), Some("red"), "it speaks for its own network");
+        assert_eq!(line.network.as_deref(), Some("red"), "a line has the network of its process");
         let parts = [&line.time, &line.level, &line.target, &line.message];
         assert!(parts.iter().all(|part| part.chars().all(|c| !c.is_control())), "{line:?}");
         let line = Line::relayed("red", "thread 'main' panicked \u{1b}[0m");

@@ -194,7 +194,7 @@ fn from_vmx(args: &FromVmxArgs) -> Result<()> {
     print(&vmx::configuration(&machines, args.adapter.as_deref(), &args.folder)?)
 }
 
-/// Prints what the daemon would open with this configuration, and the problems.
+/// Prints the files and sockets that the daemon would open with this configuration, and the problems.
 fn check(args: CheckArgs) -> Result<()> {
     start_log(args.serve.log_format, args.serve.log_level.as_ref())?;
     let (file, command_line) = args.serve.into_parts();

@@ -1,10 +1,10 @@
-//! Manual pages: what the definition of the command line does not have.
+//! Texts of the manual pages that are not part of the definition of the command line.
 
 use std::fmt::Write;
 
 use crate::config::reference::Section;
 
-/// Examples by command. Each is a command line and what it is for.
+/// Examples by command. Each is a command line and its purpose.
 pub(crate) const EXAMPLES: [(&str, &[(&str, &str)]); 15] = [
     (
         "pvrdmad",

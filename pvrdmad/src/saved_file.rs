@@ -22,7 +22,7 @@ const LIMIT: u64 = 1 << 30;
 /// Longest part of an adapter for one object, in bytes.
 const MAX_PART: usize = 64 << 20;
 
-/// Fields that are not printed: keys, packet sequence numbers, and what they can be calculated from.
+/// Fields that are not printed: keys, packet sequence numbers, and fields from which they can be calculated.
 const SECRETS: &[&str] = &[
     "ack_msn",
     "ack_psn",
@@ -51,7 +51,7 @@ const SECRETS: &[&str] = &[
 /// Prints the states in a file, which follow each other: for people a line for each record, or JSON.
 ///
 /// # Errors
-/// The file cannot be read, or holds something else. What was read before is printed.
+/// The file cannot be read, or holds something else. The part before the error is printed.
 pub fn show(file: &Path, as_json: bool, secrets: bool, out: &mut dyn Write) -> Result<()> {
     let name = || file.display().to_string();
     let mut input: Box<dyn Read> = match file == Path::new(STANDARD_INPUT) {
@@ -213,7 +213,7 @@ fn hide(value: &mut Value) {
     }
 }
 
-/// Returns a line for people, without what has its default value.
+/// Returns a line for people, without the fields that have their default values.
 fn line(kind: &str, fields: &Value) -> String {
     let empty = Map::new();
     let fields = fields.as_object().unwrap_or(&empty).iter().filter(|(_, value)| !is_default(value));

@@ -138,7 +138,7 @@ impl Vmx {
         Ok(Adapter { key, mac, port_group, starts_connected })
     }
 
-    /// Returns what the configuration does not take over, as comments.
+    /// Returns comments about the settings that the configuration does not take over.
     fn notes(&self, adapters: &[Adapter]) -> Vec<String> {
         let mut notes = Vec::new();
         if let Some(size) = self.get("memsize") {

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_domain_has_stays_and_the_warning_comes_with_it() {
+    fn a_domain_keeps_its_elements_and_gets_the_warning() {
         let others = "  <qemu:commandline>\n    <qemu:arg value='-device'/>\n    <qemu:arg value='edu'/>\n  \
             </qemu:commandline>\n";
         let domain = DOMAIN.replace("</domain>", &format!("{others}</domain>"));
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attribute_holds_what_it_is_given() {
+    fn attributes_are_escaped() {
         assert_eq!(escaped("a'b<c>&d\"e"), "a&apos;b&lt;c&gt;&amp;d\"e");
     }
 }

@@ -218,7 +218,7 @@ fn a_capture_ends_when_it_has_enough() {
 }
 
 #[test]
-fn a_reader_who_does_not_read_loses_frames_and_nothing_else() {
+fn a_reader_that_stalls_only_loses_frames() {
     let mut bench = Bench::new();
     let control = UnixStream::connect(bench.path("control")).unwrap();
     (&control).write_all(CALL).unwrap();

@@ -223,7 +223,7 @@ fn devices_come_and_go_beside_traffic() {
 
 /// Adding a device whose network is not configured creates the network. It ends with its last device.
 #[test]
-fn a_network_comes_and_goes_with_its_devices() {
+fn a_network_is_created_and_ends_with_its_devices() {
     for isolate in ISOLATION {
         let host = Host::start(isolate);
         let mut pair = host.pair();
@@ -261,7 +261,7 @@ fn a_network_comes_and_goes_with_its_devices() {
 
 /// Each invalid device is refused with an error that names the fault, and leaves nothing behind.
 #[test]
-fn what_cannot_be_added_leaves_nothing_behind() {
+fn an_invalid_device_leaves_nothing_behind() {
     for isolate in ISOLATION {
         let host = Host::start(isolate);
         fs::write(host.path("file"), "kept").unwrap();
@@ -401,7 +401,7 @@ fn next(lines: &mut impl Iterator<Item = std::io::Result<String>>) -> Value {
 }
 
 #[test]
-fn calls_are_answered_and_subscribers_told() {
+fn calls_are_answered_and_subscribers_notified() {
     for isolate in ISOLATION {
         let host = Host::start(isolate);
         let call = |method: &str, params: Value| {
@@ -583,7 +583,7 @@ fn a_link_goes_down_and_up() {
 
 /// A connection survives a link that comes back before the retries are used up.
 #[test]
-fn a_connection_goes_on_when_the_link_is_back() {
+fn a_connection_continues_when_the_link_is_back() {
     let host = Host::start("network");
     let mut pair = host.pair();
     for _ in 0..2 {

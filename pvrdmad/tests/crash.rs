@@ -181,7 +181,7 @@ fn messages_stay_in_step() {
 
 /// The content of its memory must not prevent a guest from reloading its driver.
 #[test]
-fn guests_that_lie_are_not_told() {
+fn guests_with_invalid_addresses_are_not_notified() {
     type Lie = fn(&PatientVmm, &Driver);
 
     let mut place = Place::start(10);

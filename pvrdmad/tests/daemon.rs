@@ -329,7 +329,7 @@ fn status_shows_clients_and_their_memory() {
 /// A client that is turned away only sees the end of its connection. Status and log name the process that has the
 /// device.
 #[test]
-fn status_says_whose_a_socket_is() {
+fn status_names_the_owner_of_a_socket() {
     let place = Place::new();
     let _running = place.start();
     let holder = || place.status()["devices"][0]["client"]["process"].clone();
@@ -480,14 +480,14 @@ fn control_says(control: &Path, question: &[u8]) -> String {
 }
 
 #[test]
-fn the_control_socket_takes_nonsense() {
+fn the_control_socket_survives_invalid_calls() {
     let place = Place::new();
     let _running = place.start();
     let control = place.path("control");
     let status = b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"status\"}\n";
     let two = control_says(&control, &status.repeat(2));
     assert_eq!(two.lines().filter(|line| line.starts_with("{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{")).count(), 2);
-    for nonsense in [
+    for invalid in [
         &b"\n"[..],
         b"{}\n",
         b"[1,2\n",
@@ -496,7 +496,7 @@ fn the_control_socket_takes_nonsense() {
         b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"status\",\"params\":{\"x\":1}}\n",
         b"\xff\xfe\n",
     ] {
-        let answer = control_says(&control, nonsense);
+        let answer = control_says(&control, invalid);
         assert!(answer.contains("\"error\":{"), "{answer}");
     }
     let notification = b"{\"jsonrpc\":\"2.0\",\"method\":\"status\"}\n";

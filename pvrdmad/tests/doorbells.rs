@@ -185,7 +185,7 @@ fn processes_ring_without_a_message() {
 
 /// A client that does not map the pages has trapped doorbells, whether or not the device exports pages.
 #[test]
-fn who_maps_nothing_sends_messages() {
+fn a_client_that_maps_nothing_sends_messages() {
     let Some(daemon) = Daemon::start(["mapped", "trapped"], &[]) else { return };
     let [a, b] = &guests(&daemon, probe);
     exchange(&mut [Process::new(1, a), Process::new(2, b)], 100);
@@ -200,7 +200,7 @@ fn who_maps_nothing_sends_messages() {
 
 /// With `auto`, status gives the reason for the chosen mode. A client of a device without pages is not offered a file.
 #[test]
-fn auto_says_why_doorbells_trap() {
+fn auto_reports_why_doorbells_trap() {
     let Some(daemon) = Daemon::start(["auto", "trapped"], &[]) else { return };
     let report = daemon.report(1);
     assert_eq!(report["doorbells"]["mode"], "trapped");

@@ -208,13 +208,13 @@ fn removed_beside_traffic(mut place: Place, remove: impl FnOnce(&Place)) {
 }
 
 #[test]
-fn a_device_is_removed_whose_client_wedged_its_connection() {
+fn a_device_with_a_wedged_connection_is_removed() {
     let Some(place) = Place::start() else { return };
     removed_beside_traffic(place, |place| drop(place.run(&["remove", "--device", "a3"])));
 }
 
 #[test]
-fn a_reload_removes_a_device_whose_client_wedged_its_connection() {
+fn a_reload_removes_a_device_with_a_wedged_connection() {
     let Some(place) = Place::start() else { return };
     removed_beside_traffic(place, |place| {
         configure(&place.folder, &["a1", "a2", "b1", "b2", "b3"]);
@@ -311,7 +311,7 @@ fn the_next_client_of_a_device_is_turned_away_until_the_call_returns() {
 
 /// Each blocked thread keeps the resources of its device, so their number is bounded.
 #[test]
-fn a_worker_goes_on_without_so_many_threads_of_clients_and_then_takes_no_device() {
+fn a_worker_survives_a_bounded_number_of_stuck_clients() {
     let Some(mut place) = Place::start() else { return };
     let mut clients = Vec::new();
     loop {

@@ -157,7 +157,7 @@ impl End {
     }
 }
 
-/// An incident: what happens at the two ends, and the causes that these report.
+/// An incident: the events at the two ends, and the causes that both report.
 struct Incident {
     name: &'static str,
     happens: fn(&mut End, &mut End),
@@ -403,7 +403,7 @@ fn check(host: &Host, mut expected: Expected) {
 const EACH: usize = 4;
 
 #[test]
-fn incidents_within_a_host_are_told_apart() {
+fn incidents_within_a_host_are_distinguished() {
     let folder = tempfile::tempdir().unwrap();
     let host =
         Host::start(&format!("unix:{}", folder.path().join("uplink").display()), &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
@@ -427,7 +427,7 @@ fn incidents_within_a_host_are_told_apart() {
 }
 
 #[test]
-fn incidents_between_hosts_are_told_apart() {
+fn incidents_between_hosts_are_distinguished() {
     let folder = tempfile::tempdir().unwrap();
     let uplink = folder.path().join("uplink");
     let near = Host::start(&format!("unix:{}", uplink.display()), &[1, 3, 5, 7, 9, 11]);

@@ -243,7 +243,7 @@ fn a_device_fails_and_its_driver_starts_it_again() {
     assert_eq!(host.faults(1)[0].2, 1);
 }
 
-/// The files of `docs/incidents/` do what `docs/faults.md` says.
+/// The files of `docs/incidents/` have the effects that `docs/faults.md` describes.
 #[test]
 fn public_incidents_are_replayed() {
     let good = status::SUCCESS;

@@ -1,4 +1,4 @@
-//! Configurations made from VMX files: they load, and have what the VM had on ESXi.
+//! Configurations made from VMX files: they load, and have the settings that the VM had on ESXi.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 

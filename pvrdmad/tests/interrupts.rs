@@ -73,7 +73,7 @@ fn all_vectors_at_once() {
 }
 
 #[test]
-fn nonsense_changes_nothing() {
+fn invalid_requests_change_nothing() {
     let served = Served::new();
     let mut client = served.client();
     let fds = [eventfd(), eventfd(), eventfd(), eventfd()];

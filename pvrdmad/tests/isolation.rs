@@ -221,7 +221,7 @@ fn a_worker_that_is_killed_takes_only_its_network() {
 }
 
 #[test]
-fn a_worker_that_stands_still_holds_nobody_else_up() {
+fn a_stopped_worker_delays_no_other() {
     let place = Place::start(&[]);
     let (mut a, mut b) = (place.pair("a"), place.pair("b"));
     let worker = place.worker("a");
@@ -370,7 +370,7 @@ fn workers_end_with_their_supervisor() {
 }
 
 #[test]
-fn a_worker_is_not_ended_by_what_ends_a_daemon() {
+fn a_worker_ignores_the_signals_that_end_a_daemon() {
     let place = Place::start(&[]);
     let mut a = place.pair("a");
     let worker = place.worker("a");
@@ -382,7 +382,7 @@ fn a_worker_is_not_ended_by_what_ends_a_daemon() {
 }
 
 #[test]
-fn what_an_idle_network_costs() {
+fn the_cost_of_an_idle_network_is_bounded() {
     let place = Place::start(&[]);
     let worker = place.worker("a");
     let rollup = worker.proc("smaps_rollup");

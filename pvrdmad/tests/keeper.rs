@@ -159,7 +159,7 @@ fn a_close_that_never_returns_ends_the_connection_of_its_client() {
 }
 
 #[test]
-fn a_daemon_ends_whose_keeper_does_not() {
+fn a_daemon_ends_although_a_keeper_does_not() {
     let files = match EndlessClose::mount() {
         Ok(files) => files,
         Err(reason) => return skipped(&reason),
@@ -229,7 +229,7 @@ fn a_keeper_outlives_its_worker_and_is_replaced_when_it_ends() {
     while !stat().is_empty() && !stat().contains(") Z ") {
         assert!(start.elapsed() < PATIENCE);
     }
-    // Both clients go on.
+    // Both clients continue.
     works(&mut nic);
     works(&mut client);
     let [(second, _)] = place.keepers()[..] else { unreachable!("one keeper") };
@@ -239,7 +239,7 @@ fn a_keeper_outlives_its_worker_and_is_replaced_when_it_ends() {
         let network = &status["networks"][0];
         network["restarts"] == 1 && network["state"] == "running"
     });
-    // It outlives its worker, and both clients go on.
+    // It outlives its worker, and both clients continue.
     works(&mut client);
     works(&mut nic);
     let [(third, _)] = place.keepers()[..] else { unreachable!("one keeper") };

@@ -217,7 +217,7 @@ fn keepers_without_a_daemon_end() {
 
 /// The next daemon has another configuration, and finds files that are no keepers.
 #[test]
-fn what_the_next_daemon_does_not_serve_ends() {
+fn keepers_of_unknown_devices_end() {
     let mut place = Place::start();
     let vms = ["a1", "a2"].map(|name| PatientVmm::connect(&place.path(name), MEMORY));
     let processes = place.kill();

@@ -332,8 +332,8 @@ fn a_client_killed_anywhere_leaves_nothing_behind() {
             peer.serve(&from_victim, to_victim)
         })
     };
-    // One client lives to the end and so is the longest; some others make the process allocate what it allocates only
-    // once.
+    // The first client lives to the end and so is the longest. The next ones make the process do its one-time
+    // allocations.
     assert!(round(usize::MAX) > 0);
     for left in [100, 1000, 4000, 8000] {
         round(left);

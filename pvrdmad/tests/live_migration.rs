@@ -49,7 +49,7 @@ impl Host {
 
 /// The VM of the second guest is copied beside its traffic, and its state is refused by a device with another MAC
 /// address: it continues at the source. All traffic is compared meanwhile. Then the idle VM moves with its network
-/// function, and its connection to the neighbour that stays goes on over the network.
+/// function, and its connection to the local peer that stays continues over the network.
 #[test]
 fn a_vm_moves_to_another_daemon() {
     let place: TempDir = tempfile::tempdir().unwrap();

@@ -122,7 +122,7 @@ fn sockets_that_cannot_be_made() {
 }
 
 #[test]
-fn questions_to_nobody() {
+fn a_command_without_a_daemon_names_the_socket() {
     let (status, said) = run(&["status"]);
     assert!(said.contains("no control socket at /run/pvrdmad/control: give --control PATH"), "{said}");
     assert_eq!(status, Some(1));
@@ -148,8 +148,8 @@ fn signals() {
     }
 }
 
-/// A second signal means impatience: the daemon may then end by either signal, and what it leaves behind does not
-/// prevent the next start.
+/// A second signal means impatience: the daemon may then end by either signal, and the files that it leaves behind do
+/// not prevent the next start.
 #[test]
 fn a_second_signal() {
     let place = Place::new();
@@ -165,7 +165,7 @@ fn a_second_signal() {
 
 /// A daemon that cannot print its ready line serves nevertheless.
 #[test]
-fn a_ready_line_that_nobody_can_have() {
+fn a_daemon_that_cannot_print_its_ready_line_serves() {
     let full = || Stdio::from(fs::File::options().write(true).open("/dev/full").unwrap());
     let closed = || Stdio::from(std::io::pipe().unwrap().1);
     for silent in [full, closed] as [fn() -> Stdio; 2] {
@@ -211,7 +211,7 @@ fn links_come_and_go() {
 }
 
 #[test]
-fn sockets_that_somebody_removed() {
+fn removed_sockets_are_reported() {
     let place = Place::new();
     let control = place.text("control");
     let more = |what: &str| format!(",{what}={}", place.text(what));

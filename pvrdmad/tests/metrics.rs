@@ -91,7 +91,7 @@ fn names(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn http_tells_what_the_command_tells() {
+fn http_serves_the_text_of_the_command() {
     let host = Host::start(2);
     let output = Command::new(PROGRAM)
         .args(["status", "--format", "openmetrics", "--control"])
@@ -105,7 +105,7 @@ fn http_tells_what_the_command_tells() {
 
 /// Each metric that the Grafana dashboard and the Prometheus alerts name exists.
 #[test]
-fn the_dashboard_and_the_alerts_name_what_there_is() {
+fn the_dashboard_and_the_alerts_name_existing_metrics() {
     let host = Host::start(1);
     let known = names(&host.metrics());
     let dashboard: Value = serde_json::from_str(&packaging("grafana-dashboard.json")).unwrap();
@@ -167,7 +167,7 @@ fn promtool_finds_nothing() {
 /// Ten hosts have devices of the same name: no panel and no alert merges them. Each alert has a severity, a description
 /// and a section of the documents.
 #[test]
-fn hosts_are_told_apart() {
+fn hosts_are_distinguished() {
     let dashboard: Value = serde_json::from_str(&packaging("grafana-dashboard.json")).unwrap();
     for target in dashboard["panels"].as_array().unwrap().iter().flat_map(|panel| panel["targets"].as_array().unwrap())
     {

@@ -1,4 +1,4 @@
-//! `show migratable` lists what keeps a device from moving, and `show saved` prints a state.
+//! `show migratable` lists the obstacles to a move of a device, and `show saved` prints a saved state.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn a_connection_that_needs_an_uplink_is_shown() {
     place.daemon.stop();
 }
 
-/// The command needs no daemon, and refuses what belongs to another object.
+/// The command needs no daemon, and refuses options that belong to another object.
 #[test]
 fn a_saved_state_is_shown_without_a_daemon() {
     let state = concat!(env!("CARGO_MANIFEST_DIR"), "/../pvrdma-dev/tests/data/saved/armed-queue.state");

@@ -187,7 +187,7 @@ fn after_a_refused_state_only_a_reset_helps() {
     assert_eq!(served.budget.used(), 0);
 }
 
-/// The source goes on after a save that fails, and after one whose state is not used.
+/// The source continues after a save that fails, and after one whose state is not used.
 #[test]
 fn a_failed_migration_leaves_the_source_as_it_was() {
     let served = Served::new();
@@ -239,7 +239,7 @@ fn a_state_that_never_ends_is_bounded() {
 }
 
 #[test]
-fn the_log_reports_what_was_written() {
+fn the_log_reports_written_pages() {
     let served = Served::new();
     let mut client = served.client();
     let memory = memfd("guest", 600 * PAGE);
@@ -259,7 +259,7 @@ fn the_log_reports_what_was_written() {
     assert!(client.written_pages(0, 600 * PAGE).is_empty());
     write(599, 1);
     assert_eq!(client.report(592 * PAGE, 8 * PAGE, 4 * PAGE).ok()[32..], 2_u64.to_le_bytes());
-    // The log goes on while the device is paused, and through a reset.
+    // The log continues while the device is paused, and through a reset.
     client.set_state(STOP).ok();
     write(7, 1);
     assert_eq!(client.written_pages(0, 600 * PAGE), [7]);
@@ -384,7 +384,7 @@ fn malformed_messages_are_refused_and_change_nothing() {
     }
     client.write_data(&state(b"good")).ok();
     client.set_state(RUNNING).ok();
-    // Probes of what there is, and the largest messages.
+    // Probes for supported features, and the largest messages.
     for flags in
         [GET | MIGRATION, GET | SET | DEVICE_STATE, GET | DATA_SIZE, SET | LOG_START, SET | LOG_STOP, GET | LOG_REPORT]
     {

@@ -1,4 +1,4 @@
-//! Errors about mistakes at the command line: they say what is wrong, where, and what would be right.
+//! Errors about mistakes at the command line: they name the problem, its place and the remedy.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::fs::{self, OpenOptions};

@@ -118,7 +118,7 @@ fn completions_know_keys_and_names() {
 
 /// The commands of the unit parse, and its configuration loads.
 #[test]
-fn the_unit_starts_what_there_is() {
+fn the_unit_starts_an_existing_program() {
     let unit = fs::read_to_string(packaging().join("pvrdmad.service")).unwrap();
     assert!(unit.contains("\nExecStart=/usr/bin/pvrdmad --config /etc/pvrdmad/pvrdmad.toml\n"));
     let config = Config::load(Some(&packaging().join("pvrdmad.toml")), ConfigSpec::default()).unwrap();
@@ -170,7 +170,7 @@ fn the_unit_is_confined() {
     }
 }
 
-/// The unit's system call filter allows what a worker's own filter allows.
+/// The unit's system call filter allows all calls that a worker's own filter allows.
 #[test]
 fn the_unit_lets_workers_work() {
     let unit = fs::read_to_string(packaging().join("pvrdmad.service")).unwrap();
@@ -268,9 +268,9 @@ fn build_with_recorded_programs(folder: &Path) -> (PathBuf, String) {
 /// The documented command builds the release profile, keeps its symbols apart, and makes the same archives in every
 /// folder, at any time. `.ci/extended packages` compares two real builds.
 #[test]
-fn the_documented_command_makes_what_a_release_consists_of() {
+fn the_documented_command_makes_all_files_of_a_release() {
     let page = fs::read_to_string(packaging().join("../../docs/package.md")).unwrap();
-    assert!(page.contains("\npvrdmad/packaging/build "), "the command is another one");
+    assert!(page.contains("\npvrdmad/packaging/build "), "the documented command differs");
     let folders = ["one", "another"].map(|name| tempfile::Builder::new().prefix(name).tempdir().unwrap());
     let [(out, calls), (again, _)] = folders.each_ref().map(|folder| build_with_recorded_programs(folder.path()));
     let call = |start: &str| calls.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{calls}"));
@@ -367,7 +367,7 @@ fn the_address_of_the_owner_is_one_variable() {
 
 /// Purging the package keeps all files that the administrator wrote.
 #[test]
-fn a_purge_removes_what_the_package_made() {
+fn a_purge_removes_the_files_of_the_package() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("root");
     let programs = folder.path().join("programs");
@@ -403,7 +403,7 @@ fn a_purge_removes_what_the_package_made() {
 
 /// Each file of the package is in the source tree or created by `package-files`.
 #[test]
-fn the_package_holds_what_there_is() {
+fn files_of_the_package_exist() {
     let manifest = fs::read_to_string(packaging().join("../Cargo.toml")).unwrap();
     let manifest: toml::Table = manifest.parse().unwrap();
     let deb = &manifest["package"]["metadata"]["deb"];

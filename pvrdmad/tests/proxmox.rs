@@ -90,7 +90,7 @@ fn a_vm_has_its_device_as_long_as_it_runs() {
 
 /// The hook fails if it cannot add the device; Proxmox then does not start the VM.
 #[test]
-fn what_cannot_be_had_is_said() {
+fn the_hook_fails_if_the_device_cannot_be_added() {
     let mut host = Host::start();
     fs::write(host.folder.path().join("vm7.sock"), "").unwrap();
     let output = host.hook(&["7", "pre-start"]);

@@ -140,7 +140,7 @@ fn several_writes_in_one_message() {
 }
 
 #[test]
-fn argsz_tells_how_much_is_needed() {
+fn argsz_has_the_required_size() {
     let served = Served::new();
     let mut client = served.client();
     // A larger buffer does not change the reply, so the client need not ask again.
@@ -294,7 +294,7 @@ fn huge_pages_at_odd_offsets() {
 }
 
 #[test]
-fn a_second_client_fails_fast_and_disturbs_nobody() {
+fn a_second_client_fails_fast_and_does_not_disturb_the_first() {
     let served = Served::new();
     let mut client = served.client();
     served.connect().wait_hang_up();

@@ -86,7 +86,7 @@ fn the_next_message_is_in_step() {
     assert!(view.read(12 * PAGE, &mut read).is_err() && view.read(1 << 32, &mut read).is_err());
     drop(view);
     assert_eq!(second.stats.counters.client_connections_recovered.get(), 1);
-    // It goes on as any client does.
+    // It continues like any client.
     client.unmap(8 * PAGE, 4 * PAGE, 0).ok();
     client.map(8 * PAGE, 8 * PAGE, 8 * PAGE, 3, Some(&memory)).ok();
     drop(client);

@@ -132,7 +132,7 @@ fn messages_to_addresses_are_sent_where_a_link_has_them() {
 /// With the host's adapter, a thread may open the files that libibverbs opens, and create the sockets with which it
 /// finds neighbours.
 #[test]
-fn with_the_hosts_adapter_only_what_libibverbs_needs_is_allowed() {
+fn with_the_hosts_adapter_only_the_calls_of_libibverbs_are_allowed() {
     let (report, all) = ask::<Vec<Attempts>>("attempts", "ibverbs", "on");
     assert_eq!(report.unwrap().missing, [""; 0]);
     const NETLINK_AND_UDP: [&str; 3] = ["socket of family 2", "socket of family 10", "socket of family 16"];
@@ -313,6 +313,6 @@ fn a_process_of_the_same_user_cannot_read_its_memory() {
         let memory = format!("/proc/{}/mem", held.child.id());
         Command::new("dd").args([&format!("if={memory}"), "count=0"]).uid(NOBODY).gid(NOBODY).output().unwrap().status
     };
-    assert!(opens("off").success(), "the attack has to be one");
+    assert!(opens("off").success(), "the attack must succeed without the sandbox");
     assert!(!opens("on").success());
 }

@@ -155,7 +155,7 @@ fn ready_when_all_sockets_listen() {
 
 /// Without a watchdog interval in its environment, the service sends no watchdog messages.
 #[test]
-fn the_watchdog_is_silent_without_being_asked_for() {
+fn the_watchdog_is_silent_by_default() {
     let place = Place::new();
     place.configure("", &[(1, "")]);
     let service = place.start();
@@ -329,7 +329,7 @@ fn sockets_that_were_passed_on() {
 }
 
 #[test]
-fn descriptors_that_nobody_can_use() {
+fn unusable_descriptors_are_refused() {
     let refused = |listener: &UnixListener, place: &Place, device: &str, word: &str| {
         let mut daemon = activated(place, listener, "", &["--device", device]);
         let mut said = String::new();

@@ -210,7 +210,7 @@ impl Events {
 /// A queue pair that fails reports its history to the log and to subscribers. A queue pair that its guest ends reports
 /// nothing.
 #[test]
-fn a_queue_pair_that_fails_tells_its_story() {
+fn a_failed_queue_pair_reports_its_history() {
     for isolate in ["network", "none"] {
         let (_wires, [near, far]) = Host::start_pair(isolate);
         let ends = [near.guest(), far.guest()];
@@ -259,7 +259,7 @@ fn the_log_as_json() {
 
 /// The daemon serves even if its log cannot be written.
 #[test]
-fn a_daemon_that_nobody_hears_serves() {
+fn a_daemon_that_cannot_log_serves() {
     let full = || Stdio::from(File::options().write(true).open("/dev/full").unwrap());
     let closed = || Stdio::from(std::io::pipe().unwrap().1);
     for format in ["text", "json"] {
@@ -283,7 +283,7 @@ fn a_daemon_that_nobody_hears_serves() {
 }
 
 #[test]
-fn what_is_logged_changes_while_the_daemon_runs() {
+fn the_log_level_changes_while_the_daemon_runs() {
     let mut host = Host::start(1, "network", "");
     host.run("link down --device vm").unwrap();
     host.run("log-level off").unwrap();

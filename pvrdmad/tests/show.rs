@@ -57,7 +57,7 @@ impl Place {
 }
 
 #[test]
-fn what_a_guest_made() {
+fn objects_of_a_guest_are_shown() {
     let place = Place::start();
     assert_eq!(place.show("qp"), json!([]));
     assert_eq!(place.show("device")["phase"], "reset");

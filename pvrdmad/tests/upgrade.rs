@@ -189,7 +189,7 @@ fn a_capture_that_ends_is_listed() {
 }
 
 #[test]
-fn a_check_says_what_prevents_an_upgrade() {
+fn a_check_lists_the_obstacles_to_an_upgrade() {
     let mut place = Place::start("network");
     let worker = place.network()["pid"].clone();
     assert_eq!(place.run(&["upgrade", "--check"]).unwrap(), "network a: can be upgraded\n");

@@ -12,7 +12,7 @@ fn printed(command: &mut Command) -> String {
 }
 
 #[test]
-fn the_program_says_what_it_was_built_from() {
+fn the_program_names_its_commit() {
     let version = printed(Command::new(env!("CARGO_BIN_EXE_pvrdmad")).arg("--version"));
     assert_eq!(version, format!("pvrdmad {}", pvrdmad::VERSION));
     let rest = pvrdmad::VERSION.strip_prefix(concat!(env!("CARGO_PKG_VERSION"), " (")).unwrap();

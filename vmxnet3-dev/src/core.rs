@@ -210,10 +210,10 @@ impl Core {
         }
     }
 
-    /// Returns the saved form, without the session and what other components have.
+    /// Returns the saved form, without the session and the state of other components.
     pub(crate) fn save(&self) -> saved::Function {
         let Self {
-            // Of the destination: its configuration and its surroundings.
+            // Those of the destination: its configuration and its surroundings.
             config: _,
             memory: _,
             port: _,
@@ -225,7 +225,7 @@ impl Core {
             pausing: _,
             // It follows configuration space.
             bus_master: _,
-            // The session has what the driver was told of it.
+            // The session has the link state of which the driver was last notified.
             link_up: _,
             mac: _,
             // The end of a pause looks at all queues, and interrupts for all vectors.

@@ -407,7 +407,7 @@ impl PciFunction for Vmxnet3Device {
         if !outline.config.starts_with(&identity) {
             return Err("configuration space is that of another device".into());
         }
-        // The driver is not told: it has no event for this, and notices that the device does not transmit.
+        // The driver is not notified: there is no event for this. It notices that the device does not transmit.
         self.config_write(0, &outline.config);
         Ok(())
     }

@@ -34,7 +34,7 @@ pub enum FrameError {
         len: usize,
     },
     /// Only unfragmented TCP segments with data can be segmented.
-    #[error("segmentation of what is no TCP")]
+    #[error("segmentation of a frame that is not TCP")]
     NoTcp,
     /// Segments of this size would exceed [`MAX_SEGMENTS`].
     #[error("segments of {0} bytes")]

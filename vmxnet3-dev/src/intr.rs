@@ -328,7 +328,7 @@ mod tests {
 
     /// Trap 8: a vector is masked by being raised, and a cause in the meantime is remembered.
     #[test]
-    fn a_vector_is_masked_by_being_raised_and_forgets_nothing() {
+    fn raising_a_vector_masks_it_and_keeps_later_causes() {
         let (sink, interrupts) = interrupts(true);
         interrupts.set_auto_mask(true);
         interrupts.raise(1);

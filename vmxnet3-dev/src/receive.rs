@@ -218,7 +218,7 @@ impl Context<'_> {
         let verify = self.settings.features.rx_checksum;
         let missing = frame.missing_checksum(headers);
         let mut checksums = checksum::report(bytes, headers, frame.checksum() != Checksum::Unknown || !verify);
-        checksums.verified &= verify && missing.as_ref().is_none_or(|missing| missing.comes_out_right);
+        checksums.verified &= verify && missing.as_ref().is_none_or(|missing| missing.is_correct);
         let tag = headers::tag(bytes).filter(|_| self.settings.features.vlan_strip);
         let (end, behind) = if tag.is_some() { (ETHERNET_LEN - 2, ETHERNET_LEN - 2 + TAG_LEN) } else { (0, 0) };
         let (head, rest) = (bytes.get(..end).unwrap_or_default(), bytes.get(behind..).unwrap_or_default());

@@ -84,7 +84,7 @@ pub(crate) struct Session {
     rx: Vec<Mutex<RxQueue>>,
     /// For each receive queue: its vector, and whether the driver is asked to ring doorbells. The flag changes only
     /// while the queue is locked.
-    wishes: Vec<(u8, AtomicBool)>,
+    doorbell_requests: Vec<(u8, AtomicBool)>,
     /// Error code of each stopped queue, 0 while the queue runs. Transmit queues come first.
     stopped: Vec<AtomicU32>,
     /// State of the link of which the driver was last notified.
@@ -159,7 +159,7 @@ fn load_queue(view: &DmaView<'_>, base: u64, number: u8) -> Result<[u8; QUEUE_DE
 struct RestoredQueues {
     tx: Vec<Mutex<TxQueue>>,
     rx: Vec<Mutex<RxQueue>>,
-    wishes: Vec<(u8, AtomicBool)>,
+    doorbell_requests: Vec<(u8, AtomicBool)>,
     stopped: Vec<AtomicU32>,
 }
 
@@ -172,7 +172,7 @@ impl RestoredQueues {
     ) -> Result<Self, RestoreError> {
         queue_count("transmit queues", transmit.len())?;
         let count = queue_count("receive queues", receive.len())?;
-        let mut queues = Self { tx: Vec::new(), rx: Vec::new(), wishes: Vec::new(), stopped: Vec::new() };
+        let mut queues = Self { tx: Vec::new(), rx: Vec::new(), doorbell_requests: Vec::new(), stopped: Vec::new() };
         for queue in transmit {
             queues.stopped.push(AtomicU32::new(queue_error(queue.error)?));
             queues.tx.push(Mutex::new(TxQueue::restore(queue, vectors)?));
@@ -181,7 +181,7 @@ impl RestoredQueues {
             queues.stopped.push(AtomicU32::new(queue_error(queue.error)?));
             let asked = queue.doorbell_wanted;
             let queue = RxQueue::restore(queue, (number, count), vectors, revision, MAX_RX_BUFFERS)?;
-            queues.wishes.push((queue.vector(), AtomicBool::new(asked)));
+            queues.doorbell_requests.push((queue.vector(), AtomicBool::new(asked)));
             queues.rx.push(Mutex::new(queue));
         }
         Ok(queues)
@@ -222,13 +222,13 @@ impl Session {
             tx.push(Mutex::new(TxQueue::new(&config, view)?));
         }
         let most = if shared.max_rx_buffers == 0 { DEFAULT_RX_BUFFERS } else { shared.max_rx_buffers };
-        let (mut rx, mut wishes) = (Vec::new(), Vec::new());
+        let (mut rx, mut doorbell_requests) = (Vec::new(), Vec::new());
         for number in 0..rx_count {
             let config =
                 RxQueueConfig::parse(&load_queue(view, shared.queue_desc, tx_count + number)?, vectors, revision)
                     .map_err(|error| CommandError::Queue("receive", number, error))?;
             rx.push(Mutex::new(RxQueue::new(&config, number, rx_count, most.min(MAX_RX_BUFFERS).into(), view)?));
-            wishes.push((config.vector, AtomicBool::new(false)));
+            doorbell_requests.push((config.vector, AtomicBool::new(false)));
         }
         let rss = if shared.features.rss { load_rss(view, shared.rss, rx_count)? } else { None };
         // The driver sets the table after this command. The address that is there now may be a stale one, so a failure
@@ -244,7 +244,7 @@ impl Session {
             auto_mask: shared.interrupts.auto_mask,
             tx,
             rx,
-            wishes,
+            doorbell_requests,
             stopped: (0..tx_count + rx_count).map(|_| AtomicU32::new(0)).collect(),
             link_reported: AtomicBool::new(link_up),
             settings: RwLock::new(Settings {
@@ -269,7 +269,7 @@ impl Session {
             auto_mask: _,
             tx,
             rx,
-            wishes,
+            doorbell_requests,
             stopped: _,
             link_reported,
             settings,
@@ -277,8 +277,8 @@ impl Session {
         let Settings { features, filter, rss } = &*settings.read();
         let (receive_mode, vlans, multicast) = filter.save();
         let transmit = tx.iter().enumerate().map(|(index, queue)| queue.lock().save(self.error(Which::Tx(index))));
-        // The vector of a wish is that of the queue.
-        let receive = rx.iter().zip(wishes).enumerate().map(|(index, (queue, (_, asked)))| {
+        // The vector of a request is that of the queue.
+        let receive = rx.iter().zip(doorbell_requests).enumerate().map(|(index, (queue, (_, asked)))| {
             queue.lock().save(asked.load(Ordering::Acquire), self.error(Which::Rx(index)))
         });
         let session = saved::Session {
@@ -328,7 +328,8 @@ impl Session {
         let revision = narrow("revision", revision)?;
         require("MTU", mtu, MTUS.contains(&mtu))?;
         require("features", features, features <= Features::ALL)?;
-        let RestoredQueues { tx, rx, wishes, stopped } = RestoredQueues::new(transmit, receive, vectors, revision)?;
+        let RestoredQueues { tx, rx, doorbell_requests, stopped } =
+            RestoredQueues::new(transmit, receive, vectors, revision)?;
         let needed = stopped.len() as u64 * QUEUE_DESC_LEN;
         require("queue descriptors", queue_descriptors, can_have_descriptors(queue_descriptors, needed))?;
         let rx_count = u8::try_from(rx.len()).unwrap_or(MAX_QUEUES);
@@ -342,7 +343,7 @@ impl Session {
             auto_mask,
             tx,
             rx,
-            wishes,
+            doorbell_requests,
             stopped,
             link_reported: AtomicBool::new(link_reported),
             settings: RwLock::new(Settings {
@@ -463,7 +464,7 @@ impl Session {
 
     /// Asks the driver to ring a doorbell when it posts buffers to a receive queue. The caller has locked the queue.
     pub(crate) fn ask_for_doorbell(&self, view: &DmaView<'_>, index: usize) {
-        if let Some((_, asked)) = self.wishes.get(index) {
+        if let Some((_, asked)) = self.doorbell_requests.get(index) {
             asked.store(true, Ordering::Release);
             self.write_wish(view, index, true);
         }
@@ -471,7 +472,7 @@ impl Session {
 
     /// Withdraws that request for the receive queues whose vector satisfies `which`.
     pub(crate) fn forgo_doorbells(&self, memory: &DmaSpace, which: impl Fn(u8) -> bool) {
-        for (index, (vector, asked)) in self.wishes.iter().enumerate() {
+        for (index, (vector, asked)) in self.doorbell_requests.iter().enumerate() {
             if !asked.load(Ordering::Acquire) || !which(*vector) {
                 continue;
             }

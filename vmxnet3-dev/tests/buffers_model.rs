@@ -1,7 +1,7 @@
 //! A loom model of a frame that finds no receive buffer while the driver adds one. In every order of their steps, the
-//! thread that keeps the frame is told of the buffer (`src/receive.rs`, `src/link/mod.rs`).
+//! thread that keeps the frame is notified of the buffer (`src/receive.rs`, `src/link/mod.rs`).
 
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::sync::atomic::{AtomicUsize as StdUsize, Ordering as StdOrdering};
 
@@ -23,13 +23,13 @@ struct Has {
     /// been notified since its first offer began.
     second_offer: bool,
     /// The doorbell request is withdrawn before the announcement that a frame waits.
-    wish_first: bool,
+    request_first: bool,
     /// Number of frames and of buffers. With two, a thread has waited before.
     frames: usize,
 }
 
 const ROUND: Has =
-    Has { round: true, second_look: true, fence: true, second_offer: false, wish_first: true, frames: 1 };
+    Has { round: true, second_look: true, fence: true, second_offer: false, request_first: true, frames: 1 };
 const POLLS: Has = Has { round: false, ..ROUND };
 const LINK: Has = Has { second_offer: true, ..ROUND };
 
@@ -37,8 +37,8 @@ const LINK: Has = Has { second_offer: true, ..ROUND };
 struct World {
     /// Guest memory: number of buffers added so far, and the request for a doorbell.
     given: AtomicUsize,
-    wish: AtomicBool,
-    /// `Session::wishes`.
+    request: AtomicBool,
+    /// `Session::doorbell_requests`.
     asked: AtomicBool,
     starved: AtomicBool,
     /// The receive queue: number of buffers used so far.
@@ -54,7 +54,7 @@ impl World {
     fn new(has: Has) -> Arc<Self> {
         Arc::new(Self {
             given: AtomicUsize::new(0),
-            wish: AtomicBool::new(has.frames > 1),
+            request: AtomicBool::new(has.frames > 1),
             asked: AtomicBool::new(has.frames > 1),
             starved: AtomicBool::new(has.frames > 1),
             queue: Mutex::new(0),
@@ -80,7 +80,7 @@ impl World {
         fence(Ordering::SeqCst);
         if !*self.round.lock().unwrap() {
             self.asked.swap(true, Ordering::Release);
-            self.wish.store(true, Ordering::Relaxed);
+            self.request.store(true, Ordering::Relaxed);
         }
         if self.has.fence {
             fence(Ordering::SeqCst);
@@ -113,7 +113,7 @@ impl World {
         if self.asked.load(Ordering::Acquire) {
             let _queue = self.queue.lock().unwrap();
             if self.asked.swap(false, Ordering::AcqRel) {
-                self.wish.store(false, Ordering::Relaxed);
+                self.request.store(false, Ordering::Relaxed);
             }
         }
     }
@@ -129,13 +129,13 @@ impl World {
                 *self.blocked.lock().unwrap() = false;
             }
         };
-        if !self.has.wish_first {
+        if !self.has.request_first {
             tell();
         }
         if !*self.round.lock().unwrap() {
             self.forgo_doorbells();
         }
-        if self.has.wish_first {
+        if self.has.request_first {
             tell();
         }
     }
@@ -150,7 +150,7 @@ impl World {
         } else {
             // The interface requires this fence of drivers; a driver without it may miss the request.
             fence(Ordering::SeqCst);
-            if self.wish.load(Ordering::Relaxed) {
+            if self.request.load(Ordering::Relaxed) {
                 self.buffers_may_be_there(true);
             }
         }
@@ -175,12 +175,12 @@ fn model(has: Has) {
 }
 
 #[test]
-fn who_was_offered_a_frame_in_vain_tells_of_a_buffer_of_a_round() {
+fn a_frame_without_a_buffer_waits_for_a_round() {
     model(ROUND);
 }
 
 #[test]
-fn who_was_offered_a_frame_in_vain_tells_of_a_buffer_of_a_driver_that_polls() {
+fn a_frame_without_a_buffer_waits_for_a_driver_that_polls() {
     model(POLLS);
     model(Has { frames: 2, ..POLLS });
 }
@@ -206,6 +206,6 @@ fn without_the_fence_before_that_look_it_waits() {
 
 #[test]
 #[should_panic(expected = "a frame waits")]
-fn with_the_wish_taken_back_last_it_waits() {
-    model(Has { wish_first: false, frames: 2, ..POLLS });
+fn with_the_request_withdrawn_last_a_frame_waits() {
+    model(Has { request_first: false, frames: 2, ..POLLS });
 }

@@ -61,7 +61,7 @@ fn registers_and_commands_before_a_driver() {
         assert_eq!(guest.command(harmless), 0);
     }
     guest.device.reset();
-    assert_ne!(guest.command(command::GET_TXDATA_DESC_SIZE), 128, "the choice is gone");
+    assert_ne!(guest.command(command::GET_TXDATA_DESC_SIZE), 128, "a reset discards the chosen size");
 }
 
 fn exchange(driver: &mut Driver<'_>, port: &pvrdma_vmxnet3::testing::RecordingPort) {

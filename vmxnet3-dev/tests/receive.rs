@@ -84,7 +84,7 @@ fn open_checksums_are_summed_over_any_buffers() {
 
 /// A frame whose sender left no pseudo-header sum cannot get a correct checksum, and is not reported as verified.
 #[test]
-fn a_checksum_that_comes_out_wrong_is_not_called_verified() {
+fn an_incorrect_checksum_is_not_reported_as_verified() {
     let (guest, _port) = Guest::recording();
     let mut driver =
         Driver::up(&guest, DriverConfig { features: feature::RXCSUM | feature::LRO, ..DriverConfig::default() });
@@ -98,7 +98,7 @@ fn a_checksum_that_comes_out_wrong_is_not_called_verified() {
 /// Older versions of Linux panic on a frame that is reported as TCP without IP directly behind its header or a single
 /// tag.
 #[test]
-fn a_frame_with_two_tags_is_called_nothing() {
+fn a_frame_with_two_tags_is_not_reported_as_tcp() {
     for features in [feature::RXCSUM, feature::RXCSUM | feature::LRO, feature::RXCSUM | feature::RXVLAN, 0] {
         let (guest, _port) = Guest::recording();
         let mut driver = Driver::up(&guest, DriverConfig { features, ..DriverConfig::default() });
@@ -188,7 +188,7 @@ fn frames_longer_than_the_mtu_are_dropped() {
 
 /// The hash and the queue follow the configuration, for each kind of packet.
 #[test]
-fn hashes_say_what_was_hashed() {
+fn hashes_have_the_type_of_their_input() {
     let (guest, _port) = Guest::recording();
     let config = DriverConfig { tx_queues: 8, rx_queues: 8, features: feature::RSS, ..DriverConfig::default() };
     let mut driver = Driver::prepare(&guest, config);
@@ -231,7 +231,7 @@ fn the_filter_follows_the_driver() {
     assert_eq!(to(group), Received::Delivered);
     guest.memory.store_u64(driver.shared + 128, 1 << 40);
     assert_ne!(guest.command(command::UPDATE_MAC_FILTERS), 0, "a table that is not there");
-    assert_eq!(to(group), Received::Delivered, "the one before stays");
+    assert_eq!(to(group), Received::Delivered, "the previous filter stays in force");
     driver.set_mode(rx_mode::UCAST);
     assert_eq!((to(group), to([0xff; 6])), (Received::Filtered, Received::Filtered));
     driver.set_mode(rx_mode::ALL_MULTI);
@@ -297,7 +297,7 @@ fn interrupts_come_at_the_end_of_a_batch() {
 /// request ended within a round, later packets would overtake those held by GRO, and TCP would retransmit without a
 /// loss.
 #[test]
-fn the_wish_for_doorbells_ends_with_a_round() {
+fn the_request_for_doorbells_ends_with_a_round() {
     let (guest, port) = Guest::recording();
     let mut driver = Driver::up(&guest, DriverConfig { auto_mask: true, ..DriverConfig::default() });
     let bytes = ethernet(GUEST_MAC, PEER_MAC, 0x88b5, &[1; 50]);
@@ -306,9 +306,9 @@ fn the_wish_for_doorbells_ends_with_a_round() {
     guest.device.flush();
     driver.unmask(0);
     assert_eq!((guest.irqs.take(0), guest.device.receive(&frame)), (1, Received::NoBuffers));
-    assert!(driver.rx[0].doorbell_wanted(&guest.memory), "the driver is not at work");
+    assert!(driver.rx[0].doorbell_wanted(&guest.memory), "outside of a round a doorbell is requested");
     driver.send(0, &TxPacket::in_parts(&Flow::TO_PEER.udp(b"x"), 4096, TxOffload::None));
-    assert_eq!(guest.irqs.take(0), 1, "now it is");
+    assert_eq!(guest.irqs.take(0), 1, "the completion raises an interrupt, which begins a round");
     let ready = port.ready();
     assert_eq!((driver.poll_some(0, 40).len(), port.ready()), (40, ready + 1));
     assert!(driver.rx[0].doorbell_wanted(&guest.memory), "in the middle of a round");
@@ -323,7 +323,7 @@ fn the_wish_for_doorbells_ends_with_a_round() {
 
 /// A driver in a round need not ring doorbells, because the end of its round notifies the device.
 #[test]
-fn a_driver_at_work_is_not_asked_for_doorbells() {
+fn a_driver_in_a_round_is_not_asked_for_doorbells() {
     let (guest, port) = Guest::recording();
     let mut driver = Driver::up(&guest, DriverConfig { auto_mask: true, ..DriverConfig::default() });
     let bytes = ethernet(GUEST_MAC, PEER_MAC, 0x88b5, &[1; 50]);
@@ -342,7 +342,7 @@ fn a_driver_at_work_is_not_asked_for_doorbells() {
 
 /// When ring 2 runs out, a long frame waits for buffers instead of being segmented into ring 1.
 #[test]
-fn a_long_frame_waits_for_buffers_rather_than_to_be_cut() {
+fn a_long_frame_waits_for_buffers_instead_of_being_segmented() {
     let (guest, port) = Guest::recording();
     let features = feature::LRO | feature::RXCSUM;
     let mut driver = Driver::up(&guest, DriverConfig { features, auto_mask: true, ..DriverConfig::default() });
@@ -356,7 +356,7 @@ fn a_long_frame_waits_for_buffers_rather_than_to_be_cut() {
         }
         assert_eq!(count, 6);
         guest.device.flush();
-        assert_eq!(guest.device.receive(&frame), Received::NoBuffers, "the driver is at work");
+        assert_eq!(guest.device.receive(&frame), Received::NoBuffers, "the driver is in a round");
         assert!(!driver.rx[0].doorbell_wanted(&guest.memory));
         let packets = driver.poll(0);
         assert!(packets.len() == 6 && packets.iter().all(|packet| packet.segments == Some((14, 1448))));
@@ -381,7 +381,7 @@ fn a_long_frame_waits_for_one_round() {
     let bytes = super_frame(Flow::TO_GUEST, 20_000);
     let frame = Frame::to_be_segmented(&bytes, 1448).unwrap();
     assert_eq!(deliver(&guest, &ethernet(GUEST_MAC, PEER_MAC, 0x88b5, &[1; 50])), Received::Delivered);
-    assert_eq!(guest.device.receive(&frame), Received::NoBuffers, "the driver is at work");
+    assert_eq!(guest.device.receive(&frame), Received::NoBuffers, "the driver is in a round");
     assert_eq!(driver.poll(0).len(), 1);
     driver.unmask(0);
     assert_eq!(guest.device.receive(&frame), Received::Delivered);

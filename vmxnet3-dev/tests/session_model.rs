@@ -2,7 +2,7 @@
 //! of their steps, no frame stays in the guest's ring without an interrupt, and none waits for buffers of a driver that
 //! has ended.
 
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::sync::atomic::{AtomicUsize as StdUsize, Ordering as StdOrdering};
 
@@ -15,7 +15,7 @@ use loom::thread;
 struct Has {
     /// The last session's bits are cleared under the lock, before there is a next session.
     locked: bool,
-    /// The thread that keeps a frame is told of the end of a session.
+    /// The thread that keeps a frame is notified of the end of a session.
     told: bool,
 }
 
@@ -154,12 +154,12 @@ fn end(next: Option<usize>, has: Has) {
 }
 
 #[test]
-fn what_comes_while_a_driver_starts_is_announced() {
+fn frames_that_arrive_while_a_driver_starts_are_announced() {
     start(ALL);
 }
 
 #[test]
-fn no_frame_waits_for_a_driver_that_has_gone() {
+fn no_frame_waits_for_a_driver_that_has_ended() {
     end(None, ALL);
     end(Some(2), ALL);
 }
@@ -167,18 +167,18 @@ fn no_frame_waits_for_a_driver_that_has_gone() {
 /// Each omitted step makes the model fail as expected.
 #[test]
 #[should_panic(expected = "the driver is not told")]
-fn who_takes_bits_away_beside_the_next_session_loses_one() {
+fn without_the_lock_the_next_session_loses_a_bit() {
     start(Has { locked: false, ..ALL });
 }
 
 #[test]
 #[should_panic(expected = "a frame waits")]
-fn without_word_of_the_end_a_frame_waits() {
+fn without_notice_of_the_end_a_frame_waits() {
     end(None, Has { told: false, ..ALL });
 }
 
 #[test]
 #[should_panic(expected = "a frame waits")]
-fn without_word_of_the_end_a_frame_waits_beside_the_next_driver() {
+fn without_notice_of_the_end_a_frame_waits_beside_the_next_driver() {
     end(Some(2), Has { told: false, ..ALL });
 }

@@ -79,7 +79,7 @@ fn checksums_are_left_to_the_port_or_put_in() {
 /// Descriptors may place a checksum at any byte. In a VLAN tag, an ethertype, a port or an address it would change a
 /// frame after its rules were checked, so a frame is lost unless the place is the checksum field of TCP or UDP.
 #[test]
-fn a_checksum_goes_nowhere_but_to_tcp_or_udp() {
+fn a_checksum_is_stored_only_in_tcp_or_udp() {
     let (guest, port) = Guest::recording();
     port.set_offloads(true, true);
     let mut driver = Driver::up(&guest, DriverConfig::default());
@@ -130,11 +130,11 @@ fn the_checksum_of_gre_is_there_before_the_port_has_the_frame() {
 
 /// Invalid packets are counted, completed and dropped; the queue continues.
 #[test]
-fn nonsense_is_lost() {
+fn invalid_packets_are_lost() {
     let (guest, port) = Guest::recording();
     let mut driver = Driver::up(&guest, DriverConfig::default());
     let udp = Flow::TO_PEER.udp(&pattern(500));
-    let nonsense = [
+    let invalid = [
         TxPacket::plain(&udp[..13]),
         TxPacket::plain(&pattern(9023)),
         TxPacket::in_parts(&udp, 100, TxOffload::Checksum { start: 34, at: 541 }),
@@ -152,11 +152,11 @@ fn nonsense_is_lost() {
         ),
         TxPacket { parts: vec![pattern(16_000); 16], ..TxPacket::default() },
     ];
-    for packet in &nonsense {
+    for packet in &invalid {
         driver.send(0, packet);
         assert_eq!((port.take(), driver.reap(0)), (vec![], 1));
     }
-    assert_eq!(driver.stats(0)[8], nonsense.len() as u64);
+    assert_eq!(driver.stats(0)[8], invalid.len() as u64);
     driver.send(0, &TxPacket::plain(&udp));
     assert_eq!((port.take().len(), driver.reap(0), driver.queue_error(0)), (1, 1, 0));
 }

@@ -111,7 +111,11 @@ fn trap_2_packets_without_end_or_measure() {
             guest.memory.store(at, guest.memory.load(at) & !(1 << 12));
         }
     };
-    assert_eq!(errors_of(&plain(3), without_end(2)), (ERR_NOEOP, EVENT_TX), "the rest is not the device's");
+    assert_eq!(
+        errors_of(&plain(3), without_end(2)),
+        (ERR_NOEOP, EVENT_TX),
+        "descriptors behind the error are not owned by the device"
+    );
     let endless = |guest: &Guest, queue: &DriverTxQueue| {
         for index in 0..32 {
             guest.memory.store(queue.desc(index) + 12, 0);
@@ -246,7 +250,7 @@ fn trap_8_auto_mask() {
     assert_eq!(guest.irqs.take(0), 1);
     assert_eq!(driver.poll(0).len(), 3);
     driver.unmask(0);
-    assert_eq!(guest.irqs.take(0), 1, "for those that came while it was masked");
+    assert_eq!(guest.irqs.take(0), 1, "one interrupt for the packets that arrived while it was masked");
     driver.unmask(0);
     assert_eq!(guest.irqs.take(0), 0);
     deliver(&guest, &frame_of(60));
@@ -255,7 +259,7 @@ fn trap_8_auto_mask() {
 
 /// Trap 9: tables are copied during the command, because the driver overwrites them directly afterwards.
 #[test]
-fn trap_9_tables_are_gone_after_the_command() {
+fn trap_9_tables_are_freed_after_the_command() {
     let (guest, _port) = Guest::recording();
     let config = DriverConfig { tx_queues: 2, rx_queues: 2, features: feature::RSS, ..DriverConfig::default() };
     let mut driver = Driver::prepare(&guest, config);
@@ -298,7 +302,7 @@ fn trap_10_thresholds_and_receive_doorbells() {
 
 /// Trap 11: a checksum counts as right only if it is, for whole TCP and UDP packets (warnings asserted in the driver).
 #[test]
-fn trap_11_what_is_verified() {
+fn trap_11_verified_checksums() {
     let (guest, _port) = Guest::recording();
     let mut driver = Driver::up(&guest, DriverConfig::default());
     let mut verified = |bytes: &[u8]| {
@@ -417,7 +421,7 @@ fn trap_14_vlans() {
     assert_eq!((packets[1].tag, &packets[1].bytes), (None, &tagged(&bytes, 9)));
 }
 
-/// Trap 15: what ACTIVATE refuses.
+/// Trap 15: ACTIVATE refuses hostile numbers.
 #[test]
 fn trap_15_hostile_numbers_are_refused() {
     type Change = (&'static str, u64, Vec<u8>);

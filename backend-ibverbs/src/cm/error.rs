@@ -13,7 +13,7 @@ pub(crate) enum CmError {
     #[error("cannot open {}: {source} (needs read and write access)", .path.display())]
     Open { path: PathBuf, source: io::Error },
     #[error(
-        "the host's kernel has its own connection manager on QP 1 (rmmod rdma_ucm rdma_cm ib_cm, and what else uses ib_cm)"
+        "the host's kernel has its own connection manager on QP 1 (rmmod rdma_ucm rdma_cm ib_cm, and other users of ib_cm)"
     )]
     KernelHasIt,
     #[error("{}: another process has the connection manager on QP 1", .path.display())]

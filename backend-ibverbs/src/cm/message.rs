@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_order_is_not_received() {
+    fn malformed_datagrams_are_not_received() {
         let good = Outgoing::new(&bound(1), &datagram()).unwrap().encode(0);
         for length in 0..good.len() {
             assert_eq!(Received::decode(&good[..length]), None, "{length}");

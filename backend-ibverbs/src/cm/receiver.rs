@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_what_is_for_nobody_and_ends_with_the_device() {
+    fn counts_undeliverable_datagrams_and_ends_with_the_device() {
         let (flags, folder) = (SocketFlags::NONBLOCK, tempfile::tempdir().unwrap());
         let (kernel, ours) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         let gids = HostGids::in_folder(folder.path());

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded() {
+    fn waiting_datagrams_are_bounded() {
         let queue = Queue::new().unwrap();
         let taken = (0..1000).filter(|_| queue.push(outgoing(1))).count();
         assert_eq!(taken, MAX_WAITING);

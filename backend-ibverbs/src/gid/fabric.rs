@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_belongs_to_who_has_its_address() {
+    fn an_entry_belongs_to_the_owner_of_its_address() {
         let fabric = Fabric::default();
         let owner = Arc::default();
         let own = Bound { gid: gid(1), kind: GidType::RoceV2, host: entry(3, 1) };

@@ -183,7 +183,7 @@ mod tests {
 
     /// Prefers RoCE v2 to v1, then routable addresses, then IPv4, then the lowest index.
     #[test]
-    fn the_address_that_stands_for_guests_is_the_one_that_most_peers_reach() {
+    fn the_substitute_address_is_the_one_that_most_peers_reach() {
         let folder = tempfile::tempdir().unwrap();
         let gids = HostGids::in_folder(folder.path());
         let gid = |text: &str| Gid(text.parse::<Ipv6Addr>().unwrap().octets());

@@ -75,6 +75,6 @@ impl Qp {
             }
             *look_up = LookUp::Answered(destination, found);
         }
-        self.go_on_sending();
+        self.continue_sending();
     }
 }

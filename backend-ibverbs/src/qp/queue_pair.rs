@@ -271,7 +271,7 @@ impl Qp {
 
     /// Continues sending: the guest has posted sends, or the condition for which one of them waited has occurred. The
     /// caller holds no lock.
-    pub(crate) fn go_on_sending(&self) {
+    pub(crate) fn continue_sending(&self) {
         self.run_send();
         // A failed request ends both sides.
         if self.state() == QpState::Error {

@@ -128,7 +128,7 @@ mod tests {
     /// Room may become available right after this: treating a ring that was left unread as empty would stall it
     /// forever.
     #[test]
-    fn a_ring_that_was_left_alone_for_want_of_room_is_not_taken_for_empty() {
+    fn a_ring_that_is_unread_for_lack_of_room_does_not_count_as_empty() {
         let node = Node::new(&FakeBackend::new(), 1);
         let (objects, inflight) = (node.hca.objects(), Mutex::new(RecvInflight::new(1)));
         let pd = node.hca.create_pd().unwrap().0;

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fast_registration_asks_again_if_what_it_waits_for_has_just_ended() {
+    fn a_fast_registration_retries_if_the_request_before_it_has_just_ended() {
         use FastStep::{Refuse, Wait};
         assert!(matches!(asked([Wait, Refuse], true), (Wait, 1)));
         // "Refuse" stands for any other answer of the region.

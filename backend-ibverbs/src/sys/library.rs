@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_lacks_the_library_hears_its_packages() {
+    fn an_error_without_the_library_names_its_packages() {
         let said = LoadError::Missing("no such file".to_owned()).to_string();
         for part in ["libibverbs.so.1 (no such file)", "Debian: libibverbs1", "Fedora: libibverbs"] {
             assert!(said.contains(part), "{said}");

@@ -47,7 +47,7 @@ fn a_completion_stands_for_those_before_it_and_unsignaled_ones_are_not_published
 }
 
 #[test]
-fn what_was_posted_before_a_reset_means_nothing_after_it() {
+fn completions_of_requests_before_a_reset_are_ignored() {
     let backend = FakeBackend::new();
     let (end, node) = connected(&backend);
     end.submit(1, SEND, &[]);
@@ -94,7 +94,7 @@ fn a_guest_that_polls_has_the_hosts_queue_polled() {
 }
 
 #[test]
-fn a_receive_tells_what_the_host_tells() {
+fn a_receive_completion_has_the_values_of_the_host() {
     let backend = FakeBackend::new();
     let (end, _node) = connected(&backend);
     for wr_id in 1..=3 {

@@ -115,7 +115,7 @@ fn the_last_wqe_is_announced_once_until_the_queue_pair_starts_over() {
 }
 
 #[test]
-fn an_srq_limit_counts_what_the_host_does_not_have_yet() {
+fn an_srq_limit_counts_receives_that_the_host_does_not_have_yet() {
     let backend = FakeBackend::new();
     let node = Node::new(&backend, 1);
     let (srq, ring) = node.srq(3);

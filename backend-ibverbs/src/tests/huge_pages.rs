@@ -163,7 +163,7 @@ fn memory_that_is_scattered_over_huge_pages_is_its_owners() {
     let posted = host.sends(qpn(&end))[0].sges.clone();
     mr.destroy();
     assert!(posted.iter().all(|sge| guest.find(sge).is_none()));
-    assert_eq!((host.regions(), counter(node, "registered_bytes")), (before + 1, 0), "the key is not given again yet");
+    assert_eq!((host.regions(), counter(node, "registered_bytes")), (before + 1, 0), "the key is not reused yet");
     host.complete_send(qpn(&end), SUCCESS);
     end.submit(3, SEND, &[all]);
     assert_eq!(end.scq.statuses(2), [(1, WcStatus::Success), (3, WcStatus::LocalProtection)]);
@@ -217,7 +217,7 @@ fn memory_for_peers_is_not_scattered_over_huge_pages() {
 
 /// Memory in one piece, and whole huge pages, are registered as one region, for peers as well.
 #[test]
-fn whole_huge_pages_and_single_pieces_of_them_are_for_everybody() {
+fn whole_huge_pages_are_registered_for_peers_as_well() {
     let Some(guest) = Guest::new() else { return };
     let before = guest.backend.host.regions();
     // From inside the third huge page to its end, the first huge page, and the beginning of the second.

@@ -14,7 +14,7 @@ use crate::hca::IbvHca;
 use crate::sys::{WR_BIND_MW, WR_LOCAL_INV, WR_SEND};
 
 #[test]
-fn unmapped_memory_is_deregistered_before_the_guest_goes_on() {
+fn unmapped_memory_is_deregistered_before_the_guest_continues() {
     let backend = FakeBackend::new();
     let (end, node) = connected(&backend);
     let (gone, kept) = (node.buffer(64), node.buffer(64));

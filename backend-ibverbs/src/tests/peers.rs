@@ -46,7 +46,7 @@ fn connects(backend: &FakeBackend, node: &Node<IbvHca>, dgid: Gid) -> bool {
     !refused
 }
 
-/// Regression test: the configuration used to refuse `peers` with this adapter, because the rules were not checked.
+/// Regression: the configuration refused `peers` with this adapter, because the rules were not checked.
 #[test]
 fn connections_are_made_with_peers_only() {
     for (rules, allowed) in [

@@ -34,7 +34,7 @@ fn unknown_transports_and_link_layers_are_refused_by_number() {
     assert!(refusal(TRANSPORT_IB, 0).contains("link layer is unknown (0)"));
 }
 
-/// The start then goes on to the GID table, which the fake adapter does not have.
+/// The start then continues with the GID table, which the fake adapter does not have.
 #[test]
 fn a_roce_port_is_accepted() {
     let said = refusal(TRANSPORT_IB, LINK_LAYER_ETHERNET);

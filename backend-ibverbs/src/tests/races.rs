@@ -115,7 +115,7 @@ fn a_send_queue_error_does_not_undo_a_change_of_the_state() {
 
 /// In the next epoch, a message would go to memory that has been returned to the guest.
 #[test]
-fn what_is_posted_while_a_queue_pair_is_reset_ends_with_its_old_life() {
+fn requests_posted_during_a_reset_end_with_it() {
     let backend = FakeBackend::new();
     let (end, _node) = connected(&backend);
     let reset = || {
@@ -145,7 +145,7 @@ fn what_is_posted_while_a_queue_pair_is_reset_ends_with_its_old_life() {
 
 /// The thread that notices the error stops the host's queue pair, unless a reset came first.
 #[test]
-fn a_queue_pair_that_was_reset_is_not_stopped_for_what_its_old_life_did() {
+fn a_queue_pair_that_was_reset_is_not_stopped_for_an_earlier_error() {
     let backend = FakeBackend::new();
     let node = Node::new(&backend, 1);
     let end = node.qp(QpType::Ud);
@@ -165,7 +165,7 @@ fn a_queue_pair_that_was_reset_is_not_stopped_for_what_its_old_life_did() {
 
 /// The event means that nothing of the queue is in flight any more.
 #[test]
-fn a_queue_is_not_drained_before_what_is_being_posted_has_ended() {
+fn a_queue_is_not_drained_before_a_concurrent_post_has_ended() {
     let backend = FakeBackend::new();
     let node = Node::new(&backend, 1);
     let met = Met::new();
@@ -187,7 +187,7 @@ fn a_queue_is_not_drained_before_what_is_being_posted_has_ended() {
 
 /// The host completes nothing any more.
 #[test]
-fn what_is_being_posted_when_the_device_is_lost_is_flushed() {
+fn requests_that_are_being_posted_at_the_loss_of_the_device_are_flushed() {
     let backend = FakeBackend::new();
     let node = Node::new(&backend, 1);
     let met = Met::new();
@@ -224,7 +224,7 @@ fn registered_after(end: impl FnOnce(&Node<IbvHca>, &IbvMr) + Send) -> usize {
 
 /// The window that is being bound keeps the region that it is bound to.
 #[test]
-fn who_ends_a_fast_registration_waits_for_its_post() {
+fn ending_a_fast_registration_waits_for_its_post() {
     assert_eq!(registered_after(|node, _| node.memory.set_enabled(false)), 0);
     assert_eq!(registered_after(|_, region| region.destroy()), 0);
 }
@@ -287,7 +287,7 @@ fn receives_in_front_of_a_broken_place_of_the_ring_complete() {
 }
 
 #[test]
-fn a_shared_queue_posts_what_is_in_front_of_a_broken_place_of_its_ring() {
+fn a_shared_queue_posts_the_receives_before_an_invalid_entry() {
     let backend = FakeBackend::new();
     let node = Node::new(&backend, 1);
     let given = Given::default();

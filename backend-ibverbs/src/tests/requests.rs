@@ -15,7 +15,7 @@ use crate::fake::FakeBackend;
 use crate::sys::Wc;
 
 #[test]
-fn what_the_host_does_not_take_fails_after_what_it_took() {
+fn requests_that_the_host_refuses_fail_after_the_accepted_ones() {
     let backend = FakeBackend::new();
     let (end, node) = connected(&backend);
     end.recv(50, &[]);
@@ -38,7 +38,7 @@ fn what_the_host_does_not_take_fails_after_what_it_took() {
 }
 
 #[test]
-fn an_error_of_the_host_flushes_what_is_posted_and_what_is_in_the_ring() {
+fn an_error_of_the_host_flushes_posted_requests_and_the_ring() {
     let backend = FakeBackend::new();
     let (end, _node) = connected(&backend);
     // More than the host's queue holds: the remainder stays in the ring.
@@ -55,7 +55,7 @@ fn an_error_of_the_host_flushes_what_is_posted_and_what_is_in_the_ring() {
 
 /// The requests before the unreadable entry were taken from the ring: each completes.
 #[test]
-fn a_ring_that_cannot_be_read_ends_the_queue_pair_after_what_was_taken_from_it() {
+fn an_unreadable_ring_ends_the_queue_pair_after_the_taken_requests() {
     let backend = FakeBackend::new();
     let node = Node::new(&backend, 1);
     let (end, script) = scripted(&node, None);
@@ -90,7 +90,7 @@ fn only_a_datagrams_receive_may_be_too_short_without_an_error_of_the_queue_pair(
 
 /// A bad request of a datagram QP stops its send queue, which the host does not notice.
 #[test]
-fn a_send_queue_error_is_ours_alone() {
+fn a_send_queue_error_leaves_the_host_queue_pair_unchanged() {
     let backend = FakeBackend::new();
     let node = Node::new(&backend, 1);
     let end = node.qp(QpType::Ud);
@@ -121,7 +121,7 @@ fn nothing_is_posted_while_draining_and_the_event_comes_with_the_last_completion
 
 /// A query returns the attributes that the guest has set, and a state of the host that no event has reported.
 #[test]
-fn a_query_tells_of_an_error_that_came_without_a_completion() {
+fn a_query_reports_an_error_without_a_completion() {
     let backend = FakeBackend::new();
     let (end, _node) = connected(&backend);
     end.to(QpState::Sqd);

@@ -94,7 +94,7 @@ pub(crate) struct SendBatch {
     ops: Vec<HostOp>,
 }
 
-// SAFETY: the pointers in the requests are to what `ops` holds and to `sges`, and are set anew with each post.
+// SAFETY: the pointers in the requests refer to elements of `ops` and `sges`, and are set anew with each post.
 unsafe impl Send for SendBatch {}
 
 impl SendBatch {

@@ -134,7 +134,7 @@ impl HostDevice {
 
     pub(crate) fn port(&self, port: u8) -> io::Result<PortNow> {
         let mut attr = PortAttr::default();
-        // SAFETY: the device is open, `attr` valid for writing and not smaller than what the symbol fills.
+        // SAFETY: the device is open, and `attr` is valid for writing the whole struct that the symbol fills.
         check(unsafe { (self.library.ibv_query_port)(self.raw.as_ptr(), port, &raw mut attr) })?;
         let number = |n: c_int| u32::try_from(n).unwrap_or(0);
         Ok(PortNow {

@@ -85,7 +85,7 @@ impl HostQp {
         let Some(post) = self.parts.pd.device.ops().post_send else {
             return (0, Err(io::Error::from(io::ErrorKind::Unsupported)));
         };
-        // SAFETY: the object exists; the list is that of the batch, which holds what its requests name.
+        // SAFETY: the object exists. The list is that of the batch, which also holds the data its requests point to.
         batch.post(|first, bad| unsafe { post(self.raw.as_ptr(), first, bad) })
     }
 

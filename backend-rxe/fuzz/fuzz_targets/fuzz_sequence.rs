@@ -79,7 +79,7 @@ enum Step {
     Bind(u8),
 }
 
-/// What a peer may begin with.
+/// Opcodes of the first packet of a peer.
 const REQUESTS: [Opcode; 12] = [
     Opcode::send(Position::Only),
     Opcode::send(Position::First),

@@ -65,7 +65,7 @@ impl Progress {
         self.posted - 1
     }
 
-    /// Checks what completed since the last look: each request once and in order.
+    /// Checks the new completions: each request completes once and in order.
     fn check(&mut self, completions: &Completions) {
         for completion in completions.poll() {
             assert_eq!(completion.wr_id, self.completed, "completions come in the order of the requests");
@@ -75,7 +75,7 @@ impl Progress {
     }
 }
 
-/// A queue pair and what its peer knows of it.
+/// A queue pair, and the state of its peer.
 struct Connection {
     end: End<RxeHca>,
     sends: Progress,
@@ -220,7 +220,7 @@ impl Device {
             connection.end.qp.modify(&attrs, mask | M::STATE).expect("a queue pair can be connected again");
             if state == QpState::Reset {
                 connection.check();
-                // What was posted is forgotten.
+                // RESET discards all posted requests.
                 connection.sends.completed = connection.sends.posted;
                 connection.receives.completed = connection.receives.posted;
             }
@@ -295,7 +295,7 @@ impl Device {
     pub fn give(&mut self, frame: &[u8]) {
         let mut frames = Frames::default();
         frames.push(frame);
-        assert_eq!(self.cable.send(&frames, 0), 1, "the device takes what comes");
+        assert_eq!(self.cable.send(&frames, 0), 1, "the device takes each frame");
         self.given += 1;
         self.recent.push_back(frame.to_vec());
         if self.recent.len() > 8 {
@@ -324,13 +324,13 @@ impl Device {
         self.settle();
     }
 
-    /// Takes what the device sent, checks it, and remembers the requests.
+    /// Takes the packets that the device sent, checks them, and remembers the requests.
     pub fn take(&mut self) {
         let mut frames = Frames::default();
         self.cable.receive(&mut frames, usize::MAX);
         for frame in frames.iter() {
-            let packet = Packet::parse(frame).expect("what the device sends is correct");
-            packet.verify().expect("and says so");
+            let packet = Packet::parse(frame).expect("the device sends well-formed packets");
+            packet.verify().expect("the device sends packets with a valid ICRC");
             let header = packet.header;
             assert_eq!((header.ethernet.source, header.network.source()), (mac(1), gid(1)));
             // The sender of a marked datagram gets its notification at its own address.

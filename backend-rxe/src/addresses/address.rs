@@ -1,4 +1,4 @@
-//! The addresses whose owners the rules are about.
+//! Addresses, as the rules of ownership identify them.
 
 use pvrdma_verbs_types::Gid;
 

@@ -29,7 +29,8 @@ pub(crate) use address::Address;
 use table::{Claim, Table};
 pub(crate) use table::{Claimed, Conflict, HOLD, Refused, Wait, Why};
 
-type Observer = Box<dyn Fn(&Conflict) + Send + Sync>;
+/// Observer of the conflicts of a device.
+pub(crate) type Observer = Box<dyn Fn(&Conflict) + Send + Sync>;
 
 /// The tasks of a device.
 #[derive(Debug, Default)]
@@ -47,7 +48,7 @@ pub(crate) struct Addresses {
     clock: Arc<dyn Clock>,
     table: Mutex<Table>,
     tasks: Mutex<HashMap<MacAddr, Tasks>>,
-    observers: RwLock<HashMap<MacAddr, Observer>>,
+    observers: RwLock<HashMap<MacAddr, Arc<Observer>>>,
 }
 
 impl fmt::Debug for Addresses {
@@ -66,14 +67,16 @@ impl Addresses {
         self.clock.now()
     }
 
-    /// Registers `observer` for conflicts of a device.
-    pub(crate) fn observe(&self, mac: MacAddr, observer: impl Fn(&Conflict) + Send + Sync + 'static) {
-        self.observers.write().insert(mac, Box::new(observer));
+    /// Registers `observer` for conflicts of a device, in place of an earlier one.
+    pub(crate) fn observe(&self, mac: MacAddr, observer: impl Fn(&Conflict) + Send + Sync + 'static) -> Arc<Observer> {
+        let observer = Arc::new(Box::new(observer) as Observer);
+        self.observers.write().insert(mac, Arc::clone(&observer));
+        observer
     }
 
-    /// Removes the observer of a device.
-    pub(crate) fn stop_observing(&self, mac: MacAddr) {
-        self.observers.write().remove(&mac);
+    /// Removes the observer of a device, unless a later one has replaced it.
+    pub(crate) fn stop_observing(&self, mac: MacAddr, observer: &Arc<Observer>) {
+        self.observers.write().retain(|of, current| *of != mac || !Arc::ptr_eq(current, observer));
     }
 
     /// Records that a port or an adapter of a device joins the network.

@@ -72,7 +72,7 @@ fn solicitation(mac: MacAddr, target: [u8; 16]) -> Vec<u8> {
     icmp(link_local(mac).0, group, message)
 }
 
-/// Builds an IPv6 packet to all nodes, which replaces what they know of the address.
+/// Builds an unsolicited neighbour advertisement to all nodes, which overrides their cache entries for the address.
 fn advertisement(mac: MacAddr, address: [u8; 16]) -> Vec<u8> {
     let group = Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]).octets();
     let message = [&[136, 0, 0, 0, OVERRIDE, 0, 0, 0][..], &address, &[TARGET_OPTION, 1], &mac.0].concat();

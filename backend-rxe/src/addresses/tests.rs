@@ -84,7 +84,7 @@ impl World {
 const HELD: Result<Claimed, Refused> = Ok(Claimed::Granted);
 
 #[test]
-fn listed_addresses_go_to_nobody_else() {
+fn listed_addresses_go_to_no_other_device() {
     let mut world = World::new(true, &[(1, OWN), (3, listed(7)), (4, AddressRule::ANY), (5, listed(7))]);
     assert_eq!((world.bind(1, 7), world.announce(4, 7)), (Err(Refused::Reserved), Err(Refused::Reserved)));
     assert_eq!(world.bind(3, 8), Err(Refused::NotListed));
@@ -92,7 +92,7 @@ fn listed_addresses_go_to_nobody_else() {
     world.seen(7);
     assert_eq!((world.bind(3, 7), world.bind(5, 7)), (HELD, world.waits(Why::Taken, None)));
     world.unbind(3, 7);
-    assert_eq!(world.bind(5, 7), HELD, "both list it, so that neither keeps it");
+    assert_eq!(world.bind(5, 7), HELD, "an address that both list is free once it is unbound");
 }
 
 #[test]
@@ -146,14 +146,14 @@ fn an_announced_address_stays_for_a_minute() {
 }
 
 #[test]
-fn an_address_that_is_not_listed_is_asked_for_first() {
+fn an_address_that_is_not_listed_is_probed_first() {
     let (wait, _) = PROBE;
     for announced in [false, true] {
         let mut world = World::new(true, &[(1, OWN), (2, OWN)]);
         let claim = |world: &mut World| if announced { world.announce(1, 9) } else { world.bind(1, 9) };
         assert_eq!(claim(&mut world), world.waits(Why::Probing, Some(wait)));
         assert_eq!(world.probes(1), [0, 300, 600].map(Duration::from_millis));
-        assert_eq!(world.bind(2, 9), world.waits(Why::Taken, Some(HOLD)), "the first that asks");
+        assert_eq!(world.bind(2, 9), world.waits(Why::Taken, Some(HOLD)), "the first device that binds it gets it");
         world.advance(wait - NANOSECOND);
         assert_eq!(claim(&mut world), world.waits(Why::Probing, Some(NANOSECOND)), "claiming again changes nothing");
         world.advance(NANOSECOND);
@@ -173,7 +173,7 @@ fn a_restored_device_sends_no_probe() {
         |world: &mut World, number, last| world.table.claim(mac(number), (gid(last), None), Claim::Restore, world.now);
     assert_eq!((restore(&mut world, 1, 9), world.probes(1).len()), (HELD, 0));
     assert!(world.table.has_bound(mac(1), (gid(9), None)));
-    assert_eq!(world.seen(9).1.map(|conflict| conflict.kept), Some(false), "another host has it after all");
+    assert_eq!(world.seen(9).1.map(|conflict| conflict.kept), Some(false), "another host has the address");
     // The rules hold as ever.
     world.bind(1, 6).unwrap();
     world.advance(PROBE.0);
@@ -208,7 +208,7 @@ fn a_remote_host_that_was_seen_is_remembered_for_hours() {
     world.advance(HOLD);
     assert_eq!(world.bind(1, 9), world.waits(Why::Probing, Some(LONG_PROBE.0)));
     world.advance(LONG_PROBE.0);
-    assert_eq!(world.bind(1, 9), HELD, "it has been silent for two minutes, and was asked in the second");
+    assert_eq!(world.bind(1, 9), HELD, "the host was silent for two minutes, and probed in the second");
     // Once the host is forgotten, the address is like any other.
     let mut world = World::new(true, &[(1, OWN)]);
     world.seen(9);
@@ -255,7 +255,7 @@ fn a_twin_is_reported_once_a_minute() {
     let mut twin = |last, at| world.table.twin(mac(1), (gid(last), None), at);
     let [begin, soon] = [HOLD, HOLD + Duration::from_secs(1)];
     assert_eq!([twin(9, begin), twin(9, soon), twin(9, 2 * HOLD)], [Some(conflict), None, Some(conflict)]);
-    assert_eq!([twin(8, soon), twin(7, soon)], [None; 2], "it has not bound these");
+    assert_eq!([twin(8, soon), twin(7, soon)], [None; 2], "a twin is reported for bound addresses only");
     assert_eq!((world.table.twins(mac(1)), world.table.conflicts(mac(1)), world.table.twins(mac(2))), (3, 2, 0));
     assert!(world.table.has_bound(mac(1), (gid(9), None)));
 }
@@ -283,7 +283,7 @@ fn frames_of_the_own_network_are_no_conflict() {
 }
 
 #[test]
-fn a_device_that_speaks_while_another_asks_keeps_its_address() {
+fn a_device_that_sends_during_a_probe_keeps_its_address() {
     let mut world = World::new(true, &[(1, OWN), (2, OWN)]);
     world.announce(1, 9).unwrap();
     world.advance(PROBE.0);
@@ -320,7 +320,7 @@ fn an_address_that_was_given_back_is_free_at_once() {
     let mut world = World::new(false, &[(1, OWN), (2, OWN)]);
     world.bind(1, 9).unwrap();
     world.table.give_back(mac(2), (gid(9), None));
-    assert_eq!(world.bind(2, 9), world.waits(Why::Taken, None), "it is not the other's to give");
+    assert_eq!(world.bind(2, 9), world.waits(Why::Taken, None), "only the holder can give the address back");
     world.table.give_back(mac(1), (gid(9), None));
     assert_eq!(world.bind(2, 9), HELD);
 }
@@ -331,7 +331,7 @@ fn number(number: usize) -> (Gid, Option<u16>) {
 }
 
 #[test]
-fn what_is_remembered_is_bounded() {
+fn remembered_addresses_are_bounded() {
     let mut world = World::new(false, &[(1, OWN), (2, OWN)]);
     for last in 0..10_000 {
         world.table.claim(mac(1), number(last), Claim::Announce(mac(1)), world.now).unwrap();
@@ -339,8 +339,8 @@ fn what_is_remembered_is_bounded() {
     }
     assert_eq!(world.table.sizes(), (MAX_UNBOUND, MAX_REMOTE));
     let mut bind = |last| world.table.claim(mac(2), number(last), Claim::Bind, world.now);
-    assert_eq!(bind(0), HELD, "the oldest is forgotten");
-    assert!(matches!(bind(9_999), Ok(Claimed::Waiting(_))), "the newest is not");
+    assert_eq!(bind(0), HELD, "the oldest entry was dropped");
+    assert!(matches!(bind(9_999), Ok(Claimed::Waiting(_))), "the newest entry stays");
 }
 
 #[test]
@@ -361,7 +361,7 @@ fn hosts_that_are_known_stay_when_no_more_fit() {
 }
 
 #[test]
-fn a_device_asks_for_so_many_at_a_time() {
+fn a_device_probes_for_a_bounded_number_at_a_time() {
     let mut world = World::new(true, &[(1, OWN)]);
     let claim = |world: &mut World, last| world.table.claim(mac(1), number(last), Claim::Bind, world.now);
     for last in 0..MAX_PROBING {
@@ -374,14 +374,14 @@ fn a_device_asks_for_so_many_at_a_time() {
 }
 
 #[test]
-fn what_was_bound_is_remembered_as_long_as_there_is_room() {
+fn released_addresses_are_remembered_while_there_is_room() {
     let mut world = World::new(false, &[(1, OWN), (2, OWN)]);
     for last in 0..=MAX_UNBOUND {
         world.table.claim(mac(1), number(last), Claim::Bind, world.now).unwrap();
         world.table.unbind(mac(1), number(last), world.now);
     }
     let mut bind = |device, last| world.table.claim(mac(device), number(last), Claim::Bind, world.now);
-    assert_eq!(bind(2, 0), HELD, "the oldest is forgotten");
+    assert_eq!(bind(2, 0), HELD, "the oldest entry was dropped");
     assert!(matches!(bind(2, 1), Ok(Claimed::Waiting(_))));
     // An address that is bound again stays, no matter how many others follow.
     bind(1, 1).unwrap();
@@ -394,7 +394,7 @@ fn what_was_bound_is_remembered_as_long_as_there_is_room() {
 /// Checks every sequence of four steps of three devices (one with a list, one with addresses of its own, one with any),
 /// a host beyond the uplink and the clock, for one address that is not listed.
 #[test]
-fn every_short_story() {
+fn every_sequence_of_four_steps() {
     const STEPS: u32 = 4;
     // Binding, announcing and unbinding by each device; the host; the duration of a probe and of a hold.
     const KINDS: usize = 9 + 3;

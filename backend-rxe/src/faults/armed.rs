@@ -33,6 +33,8 @@ pub(super) struct Armed {
     began: Option<Duration>,
     /// GID that the fault has removed, while it lasts.
     removed: Option<Gid>,
+    /// Its failure of the device is being applied.
+    fails: bool,
 }
 
 /// A rule in force, with its counts.
@@ -61,6 +63,7 @@ impl Armed {
             keys: HashSet::new(),
             began: None,
             removed: None,
+            fails: false,
         }
     }
 
@@ -166,13 +169,31 @@ impl Armed {
     }
 
     /// Ends its fault of the device.
-    pub(super) const fn end(&mut self, now: Duration) {
-        (self.began, self.removed, self.since) = (None, None, now);
+    const fn end(&mut self, now: Duration) {
+        (self.began, self.removed, self.since, self.fails) = (None, None, now, false);
+    }
+
+    /// Returns `true` if the device fails by it. The caller applies that, and then calls [`Self::end_failure`].
+    pub(super) fn begin_failure(&mut self) -> bool {
+        self.fails = self.is_lasting(Fault::DeviceFatal);
+        self.fails
+    }
+
+    /// Ends a failure of the device that has been applied.
+    pub(super) const fn end_failure(&mut self, now: Duration) {
+        if self.fails {
+            self.end(now);
+        }
     }
 
     /// Returns the time of the next change of the device without a request.
     pub(super) fn next(&self) -> Option<Duration> {
         self.end_time().or_else(|| self.due().filter(|_| self.begins_alone()))
+    }
+
+    /// Returns `true` if it has delayed requests, which may not have begun yet.
+    pub(super) fn has_delayed(&self) -> bool {
+        self.rule.fault == Fault::Delay && self.happened > 0
     }
 
     /// Returns `true` while its fault of the device lasts.

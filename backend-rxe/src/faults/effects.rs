@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use pvrdma_verbs::VerbsError;
 
 use super::armed::FaultStatus;
-use super::point::FaultPoint;
+use super::point::{FaultPoint, Review};
 use super::rule::FaultRule;
 use crate::budget::Budget;
 use crate::engine::Engine;
@@ -55,14 +55,12 @@ impl fmt::Debug for Effects {
     }
 }
 
-impl Runnable for Effects {
-    fn run(&self, _: &mut Budget) -> bool {
-        let state = &mut *self.state.lock();
+impl Effects {
+    /// Applies the state of the device according to its rules.
+    fn follow(&self, state: &mut State, review: &Review) {
         let apply = self.apply.lock().clone();
         let apply = |effect| apply.iter().for_each(|apply| apply(effect));
-        let mut review = self.point.review(self.engine.now());
-        if review.link_down != state.link_down {
-            state.link_down = review.link_down;
+        if std::mem::replace(&mut state.link_down, review.link_down) != review.link_down {
             apply(DeviceEffect::Link { up: !review.link_down });
         }
         if review.gids_changed {
@@ -70,18 +68,40 @@ impl Runnable for Effects {
         }
         if review.fatal {
             apply(DeviceEffect::Fatal);
-            self.point.has_failed(self.engine.now());
-            review = self.point.review(self.engine.now());
+            self.point.has_failed(&self.task, self.engine.now());
+            // The next run finds the time of the next change, and changes since the review.
+            self.task.schedule();
         }
-        match review.next {
-            Some(deadline) => state.timer = Some(self.engine.arm(&self.task, deadline, state.timer)),
-            None => state.timer.take().into_iter().for_each(|timer| self.engine.disarm(timer)),
+        self.engine.set_timer(&self.task, review.next, &mut state.timer);
+    }
+
+    /// Ends the effects if the rules of the handle have ended for good. Does not wait for a thread that applies
+    /// effects, which may take long: that thread calls this afterwards.
+    fn finish(&self) {
+        if !self.point.is_of_handle(&self.task)
+            && let Some(mut state) = self.state.try_lock()
+        {
+            self.follow(&mut state, &Review::default());
         }
+    }
+}
+
+impl Runnable for Effects {
+    fn run(&self, _: &mut Budget) -> bool {
+        let mut state = self.state.lock();
+        let review = self.point.review(&self.task, self.engine.now());
+        self.follow(&mut state, &review);
+        drop(state);
+        self.finish();
         false
     }
 }
 
-/// Handle for the faults of a device. They last until it is dropped, across restarts of the device's driver.
+/// Handle for the faults of a device. They last until it is dropped or replaced by a later handle for the same device,
+/// across restarts of the device's driver.
+///
+/// The drop of the handle sets a link up that a fault keeps down: on the calling thread, or on the one that applies an
+/// effect at that moment.
 #[derive(Debug)]
 pub struct DeviceFaults(Arc<Effects>);
 
@@ -97,24 +117,24 @@ impl DeviceFaults {
             state: Mutex::default(),
             point,
         });
-        effects.point.set_effects(Some(Arc::clone(&effects.task)));
+        effects.point.take_over(&effects.task, engine.now());
         Self(effects)
     }
 
     /// Replaces the rules. All counts begin anew, faults of the device end, and revoked keys become valid again.
     ///
     /// # Errors
-    /// There are too many rules; nothing has changed then.
+    /// There are too many rules, or a later handle has replaced this one; nothing has changed then.
     pub fn set(&self, rules: &[FaultRule]) -> Result<(), VerbsError> {
         if rules.len() > Self::MAX_RULES {
             return Err(VerbsError::Exhausted("faults of this device"));
         }
-        self.0.point.set(rules, self.0.engine.now());
-        Ok(())
+        let Effects { point, task, engine, .. } = &*self.0;
+        if point.set(task, rules, engine.now()) { Ok(()) } else { Err(VerbsError::Gone) }
     }
 
-    /// Applies faults of the device by `apply`. A worker calls it with no lock but the one that keeps the calls in
-    /// order. A call that has begun may end after the handle is dropped.
+    /// Applies faults of the device by `apply`. A worker, or the thread that drops the handle, calls it with no lock
+    /// but the one that keeps the calls in order. A call that has begun may end after the handle is dropped.
     pub fn apply_by(&self, apply: impl Fn(DeviceEffect) + Send + Sync + 'static) {
         *self.0.apply.lock() = Some(Arc::new(apply));
     }
@@ -127,15 +147,14 @@ impl DeviceFaults {
 
 impl Drop for DeviceFaults {
     fn drop(&mut self) {
-        let Effects { point, engine, apply, .. } = &*self.0;
-        *apply.lock() = None;
-        point.set_effects(None);
-        point.set(&[], engine.now());
+        let effects = &*self.0;
+        effects.point.end(&effects.task, effects.engine.now());
+        effects.finish();
     }
 }
 
 impl Drop for Effects {
     fn drop(&mut self) {
-        self.state.get_mut().timer.take().into_iter().for_each(|timer| self.engine.disarm(timer));
+        self.engine.set_timer(&self.task, None, &mut self.state.get_mut().timer);
     }
 }

@@ -18,5 +18,5 @@ mod tests;
 
 pub use armed::FaultStatus;
 pub use effects::{DeviceEffect, DeviceFaults};
-pub(crate) use point::FaultPoint;
+pub(crate) use point::{FaultPoint, Turn};
 pub use rule::{Fault, FaultRule, Scope, Site, Trigger};

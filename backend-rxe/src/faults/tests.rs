@@ -20,7 +20,7 @@ struct Fixture {
     rxe: Rxe,
     clock: Arc<ManualClock>,
     point: Arc<FaultPoint>,
-    faults: DeviceFaults,
+    faults: Arc<DeviceFaults>,
     effects: Arc<Mutex<Vec<DeviceEffect>>>,
 }
 
@@ -29,7 +29,8 @@ impl Fixture {
         let clock = Arc::new(ManualClock::default());
         let config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as Arc<dyn Clock>, ..RxeConfig::default() };
         let rxe = Rxe::new(config).unwrap();
-        let (point, faults, effects) = (rxe.fault_point(MAC), rxe.faults(MAC), Arc::<Mutex<Vec<_>>>::default());
+        let (point, faults, effects) =
+            (rxe.fault_point(MAC), Arc::new(rxe.faults(MAC)), Arc::<Mutex<Vec<_>>>::default());
         let told = Arc::clone(&effects);
         faults.apply_by(move |effect| told.lock().push(effect));
         let fixture = Self { rxe, clock, point, faults, effects };
@@ -94,7 +95,7 @@ fn the_same_seed_gives_the_same_sequence() {
 fn the_same_seed_gives_the_same_jitter() {
     let delays = |seed: u64| -> Vec<_> {
         let fixture = Fixture::new(&[&format!("delay/every:2/by:20ms/jitter:5ms/seed:{seed}")]);
-        (0..100).map(|_| fixture.point.delay(QP, Duration::ZERO)).collect()
+        (0..100).map(|_| fixture.point.turn(QP, None, Duration::ZERO).begins).collect()
     };
     for seed in 0..20 {
         assert_eq!(delays(seed), delays(seed));
@@ -106,7 +107,7 @@ fn the_same_seed_gives_the_same_jitter() {
         assert!(delays(seed).iter().enumerate().all(is_right), "{:?}", delays(seed));
     }
     let fixture = Fixture::new(&["delay/by:1500us"]);
-    assert_eq!(fixture.point.delay(QP, Duration::ZERO), Duration::from_micros(1500));
+    assert_eq!(fixture.point.turn(QP, None, Duration::ZERO).begins, Duration::from_micros(1500));
 }
 
 #[test]
@@ -226,4 +227,86 @@ fn rules_are_bounded_and_end_with_their_handle() {
     drop(faults);
     assert!(!point.is_active() && !point.is_cut(SOURCE));
     rxe.run_ready();
+}
+
+#[test]
+fn a_link_comes_up_again_when_the_handle_is_dropped() {
+    let Fixture { rxe, faults, effects, clock, .. } = Fixture::new(&["link-down/after:1ms"]);
+    clock.advance(Duration::from_millis(1));
+    rxe.run_ready();
+    drop(faults);
+    assert_eq!(*effects.lock(), [false, true].map(|up| DeviceEffect::Link { up }));
+    rxe.run_ready();
+    assert_eq!(effects.lock().len(), 2);
+}
+
+/// The drop of the handle does not wait for the effect, and the link comes up nevertheless.
+#[test]
+fn a_handle_can_be_dropped_while_its_link_goes_down() {
+    let Fixture { rxe, faults, effects, clock, .. } = Fixture::new(&["link-down/after:1ms"]);
+    let (told, dropped) = (Arc::clone(&effects), Arc::new(Mutex::new(None)));
+    let handle = Arc::clone(&dropped);
+    faults.apply_by(move |effect| {
+        told.lock().push(effect);
+        drop(handle.lock().take());
+    });
+    *dropped.lock() = Some(faults);
+    clock.advance(Duration::from_millis(1));
+    rxe.run_ready();
+    assert_eq!(*effects.lock(), [false, true].map(|up| DeviceEffect::Link { up }));
+}
+
+/// A device is removed and added again, and the handle of the former device is dropped late.
+#[test]
+fn a_handle_that_was_replaced_changes_nothing() {
+    let Fixture { rxe, faults: former, effects, clock, point } = Fixture::new(&["link-down/after:1ms"]);
+    clock.advance(Duration::from_millis(1));
+    rxe.run_ready();
+    let faults = rxe.faults(MAC);
+    assert!(faults.status().is_empty() && !point.is_active());
+    let rule: FaultRule = "link-down/after:1ms".parse().unwrap();
+    assert!(former.set(&[rule]).is_err());
+    faults.set(&[rule]).unwrap();
+    let told = Arc::<Mutex<Vec<_>>>::default();
+    let list = Arc::clone(&told);
+    faults.apply_by(move |effect| list.lock().push(effect));
+    drop(former);
+    clock.advance(Duration::from_millis(1));
+    rxe.run_ready();
+    assert_eq!((faults.status().len(), point.is_active()), (1, true));
+    assert_eq!(*told.lock(), [DeviceEffect::Link { up: false }]);
+    assert_eq!(*effects.lock(), [false, true].map(|up| DeviceEffect::Link { up }));
+}
+
+/// Applies the effects of a fixture with `meanwhile`, which is called while the device fails for the first time.
+fn while_it_fails(fixture: &Fixture, meanwhile: impl Fn() + Send + Sync + 'static) {
+    let (told, first) = (Arc::clone(&fixture.effects), Mutex::new(true));
+    fixture.faults.apply_by(move |effect| {
+        told.lock().push(effect);
+        if effect == DeviceEffect::Fatal && std::mem::take(&mut *first.lock()) {
+            meanwhile();
+        }
+    });
+}
+
+#[test]
+fn a_gid_that_changes_while_the_device_fails_is_told() {
+    let fixture = Fixture::new(&["device-fatal"]);
+    let point = Arc::clone(&fixture.point);
+    while_it_fails(&fixture, move || point.gids_changed());
+    fixture.request();
+    assert_eq!(fixture.pass(0), [DeviceEffect::Fatal, DeviceEffect::GidTable]);
+}
+
+#[test]
+fn a_rule_that_is_set_while_the_device_fails_has_its_effect() {
+    let fixture = Fixture::new(&["device-fatal"]);
+    let (point, faults, now) = (Arc::clone(&fixture.point), Arc::downgrade(&fixture.faults), fixture.clock.now());
+    while_it_fails(&fixture, move || {
+        faults.upgrade().unwrap().set(&["device-fatal".parse().unwrap()]).unwrap();
+        point.at_request(QP, Some(SOURCE), now);
+    });
+    fixture.request();
+    assert_eq!(fixture.pass(0), [DeviceEffect::Fatal; 2]);
+    assert_eq!((fixture.counts(), fixture.point.is_cut(SOURCE)), (vec![(1, 1)], false));
 }

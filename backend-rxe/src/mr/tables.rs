@@ -105,7 +105,7 @@ impl MrTables {
         self.copies.read()
     }
 
-    /// Returns the same as [`Self::read`], unless that would wait.
+    /// Like [`Self::read`], but returns `None` instead of waiting.
     pub(crate) fn try_read(&self) -> Option<MrTableGuard<'_>> {
         self.copies.active().try_read()
     }

@@ -90,7 +90,7 @@ fn keys_begin_at_a_random_number() {
     let seeds = (1..100).map(|seed| keys(Random::Seed(seed)));
     let distinct: std::collections::HashSet<_> = seeds.collect();
     assert_eq!(distinct.len(), 99);
-    assert!(distinct.iter().any(|keys| keys[0] & 0xff != keys[1] & 0xff), "bytes are drawn for each");
+    assert!(distinct.iter().any(|keys| keys[0] & 0xff != keys[1] & 0xff), "key bytes are drawn for each key");
     let [a, b] = [keys(Random::System), keys(Random::System)];
     assert_ne!(a, b);
 }
@@ -111,7 +111,7 @@ fn stale_keys_stay_stale() {
 
 /// Regions that were removed no longer count against the limit of the device.
 #[test]
-fn as_many_regions_come_and_go_as_somebody_likes() {
+fn removed_regions_do_not_count_against_the_limit() {
     let table = MrTables::new(Random::Seed(0)).unwrap();
     for _ in 0..=MAX_MR {
         let key = table.insert(user(0, 0x1000, 16, Access::empty())).unwrap();
@@ -137,7 +137,7 @@ fn all_bus_addresses_are_for_local_use() {
 }
 
 #[test]
-fn who_looks_does_not_wait_for_a_change() {
+fn an_inspection_does_not_wait_for_a_change() {
     let table = MrTables::new(Random::Seed(0)).unwrap();
     assert!(table.try_read().is_some());
     let _change = table.block();
@@ -229,7 +229,10 @@ fn a_change_waits_for_copies_and_delays_none() {
             }
             // The removal is in progress, and all other lookups continue.
             assert_eq!(has(keys[stays]), gone == 0);
-            assert!(under_way.lookup(keys[gone], 0, 0x1000, 1, Access::empty()).is_some(), "a copy goes on");
+            assert!(
+                under_way.lookup(keys[gone], 0, 0x1000, 1, Access::empty()).is_some(),
+                "a copy in progress continues"
+            );
             assert!(!removed.is_finished());
             drop(under_way);
             assert_eq!(Arc::strong_count(&removed.join().unwrap().unwrap()), 1, "no other owner is left");

@@ -91,7 +91,7 @@ pub(crate) trait Resolver {
     /// Changes whenever results of [`Self::find`] may change.
     fn generation(&self) -> u64;
 
-    /// Returns a function that returns the same.
+    /// Returns a function that returns [`Self::generation`].
     fn generations(&self) -> Generations;
 
     /// Finds the destination of a datagram from `source` to the QP of this number at this address. Counts drops.

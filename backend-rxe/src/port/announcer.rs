@@ -1,4 +1,5 @@
-//! When a device is announced at its uplink, after its frames have begun to leave at another place of the network.
+//! Schedule of a device's announcements at its uplink, after its frames have begun to leave at another place of the
+//! network.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -30,10 +31,11 @@ pub(super) trait Announce: Send + Sync + Debug {
     fn send_announcement(&self);
 }
 
-/// Repetition that is due.
-#[derive(Clone, Copy, Debug)]
+/// Next repetition.
+#[derive(Debug, Default)]
 struct Repetition {
-    timer: TimerKey,
+    /// Timer of the repetition, if there is one.
+    timer: Option<TimerKey>,
     /// Index in [`INTERVALS`] of the time to the one after it.
     following: usize,
 }
@@ -44,7 +46,7 @@ pub(super) struct Announcer {
     port: Weak<dyn Announce>,
     engine: Arc<Engine>,
     task: Arc<Task>,
-    next: Mutex<Option<Repetition>>,
+    next: Mutex<Repetition>,
 }
 
 impl Announcer {
@@ -67,24 +69,25 @@ impl Announcer {
 
     /// Schedules the repetition after this interval, or none.
     fn schedule(&self, interval: usize) {
-        let mut next = self.next.lock();
-        let before = next.take().map(|repetition| repetition.timer);
-        match INTERVALS.get(interval) {
-            Some(&time) => {
-                let timer = self.engine.arm(&self.task, self.engine.now().saturating_add(time), before);
-                *next = Some(Repetition { timer, following: interval + 1 });
-            }
-            None => before.into_iter().for_each(|timer| self.engine.disarm(timer)),
-        }
+        let next = &mut *self.next.lock();
+        let deadline = INTERVALS.get(interval).map(|&time| self.engine.now().saturating_add(time));
+        next.following = interval + 1;
+        self.engine.set_timer(&self.task, deadline, &mut next.timer);
+    }
+
+    /// Returns the interval after the repetition that is due. An announcement since the timer fired has scheduled a
+    /// later one.
+    fn due(&self) -> Option<usize> {
+        let next = self.next.lock();
+        let is_due = next.timer.is_some_and(|timer| timer.deadline <= self.engine.now());
+        is_due.then_some(next.following)
     }
 }
 
 impl Runnable for Announcer {
     fn run(&self, _: &mut Budget) -> bool {
         let Some(port) = self.port.upgrade() else { return false };
-        // An announcement since the timer fired has scheduled a later repetition.
-        let due = self.next.lock().filter(|next| next.timer.deadline <= self.engine.now());
-        if let Some(Repetition { following, .. }) = due {
+        if let Some(following) = self.due() {
             port.send_announcement();
             self.schedule(following);
         }

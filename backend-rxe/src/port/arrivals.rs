@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_keep_their_batch_and_only_so_many() {
+    fn packets_keep_a_bounded_number_of_batches() {
         let (batches, budget) = (Batches::default(), PacketBudget::new(&MemoryBudget::new(4 << 20)));
         let mut kept = Vec::new();
         for number in 0..40 {
@@ -154,7 +154,7 @@ mod tests {
         // Batches are free and reused once their packets have been dropped.
         kept.clear();
         let batch = fill(&batches, 99, 4096);
-        assert!(batch.frames.iter().eq([[99; 4096]; 2]), "nothing comes twice");
+        assert!(batch.frames.iter().eq([[99; 4096]; 2]), "no batch arrives twice");
         assert!(Arrival::new(&batch, 0).keep(&budget).is_some_and(|packet| shared(&packet)));
         batches.put_back(batch);
         assert_eq!((batches.0.lock().len(), budget.used()), (MAX_BATCHES, 0));

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beside_a_frame_is_paid_for() {
+    fn the_overhead_of_a_kept_packet_is_charged() {
         let place = size_of::<(pvrdma_verbs_types::Psn, super::super::KeptPacket)>() as u64;
         assert!(2 * place + 24 <= BESIDE, "{place}");
     }

@@ -63,7 +63,7 @@ fn no_attack_leaves() {
 
 /// The oracle and the port agree about frames without offloads, which shows that neither lacks a whole rule.
 #[test]
-fn what_the_oracle_refuses_does_not_leave() {
+fn frames_that_the_oracle_refuses_do_not_leave() {
     for Attack { name, breaks, frame, start, at } in attacks(PEER, MAC.0, b"mark", [OWN, OTHER]) {
         let changed = store_anywhere(&frame, start.into(), at.into());
         // A trunk carries all VLANs.

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_that_it_has_an_address() {
+    fn address_claims_of_arp_and_neighbour_discovery() {
         let arp = |sender: [u8; 4]| {
             let body = [&[0, 1, 8, 0, 6, 4, 0, 1, 2, 2, 2, 2, 2, 2][..], &sender, &[0; 10]].concat();
             claim(&frame(&[], 0x0806, &body))

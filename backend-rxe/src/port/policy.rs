@@ -214,7 +214,7 @@ mod tests {
 
     /// The port itself checks that a frame has the headers that its offload needs.
     #[test]
-    fn work_that_does_not_fit_its_frame_goes_nowhere() {
+    fn offloads_that_do_not_fit_their_frame_are_dropped() {
         let udp = open_udp(&[]);
         let offload = Offload::checksum(&udp, 34, 40).unwrap();
         for (vlan, tag) in

@@ -1,4 +1,4 @@
-//! Probes that ask hosts beyond the uplink for addresses that the device claims, before it gets them.
+//! Probes for claimed addresses: ask hosts beyond the uplink whether they use an address before the device gets it.
 
 use std::sync::{Arc, Weak};
 
@@ -56,9 +56,7 @@ impl Prober {
     /// Ends the probes of a device that is unplugged.
     pub(super) fn stop(&self) {
         self.enable(false);
-        if let Some(timer) = self.timer.lock().take() {
-            self.engine.disarm(timer);
-        }
+        self.engine.set_timer(&self.task, None, &mut self.timer.lock());
     }
 }
 
@@ -71,11 +69,7 @@ impl Runnable for Prober {
         if !frames.is_empty() {
             port.send_probes(&frames);
         }
-        let timer = &mut *self.timer.lock();
-        match next {
-            Some(deadline) => *timer = Some(self.engine.arm(&self.task, deadline, timer.take())),
-            None => timer.take().into_iter().for_each(|timer| self.engine.disarm(timer)),
-        }
+        self.engine.set_timer(&self.task, next, &mut self.timer.lock());
         false
     }
 }

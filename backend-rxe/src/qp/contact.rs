@@ -87,9 +87,13 @@ mod tests {
     fn the_first_request_has_the_psn_that_was_agreed_on() {
         let (mut responder, mut requester) = (Connection::NONE, Connection::NONE);
         assert!(!responder.meet(&mut requester, psns(5, 6)));
-        assert_eq!((responder, requester), (Connection::NONE, Connection::NONE), "nothing was begun");
+        assert_eq!(
+            (responder, requester),
+            (Connection::NONE, Connection::NONE),
+            "a request with another PSN begins no connection"
+        );
         assert!(responder.meet(&mut requester, psns(6, 6)));
-        assert!(responder.meet(&mut requester, psns(7, 6)), "what follows goes by the name");
+        assert!(responder.meet(&mut requester, psns(7, 6)), "later requests are matched by identity, not by PSN");
     }
 
     #[test]
@@ -110,12 +114,12 @@ mod tests {
             // Even the right PSN does not connect them: it may be reused, as the QPN and the address may be.
             let (mut responder, mut requester) = before;
             assert!(!responder.meet(&mut requester, psns(5, 5)), "{before:?}");
-            assert_eq!((responder, requester), before, "the halves stay apart");
+            assert_eq!((responder, requester), before, "halves of two connections do not connect");
         }
     }
 
     #[test]
-    fn a_connection_of_this_process_hears_nothing_from_the_wire() {
+    fn a_local_connection_ignores_packets_from_the_wire() {
         let (mut responder, requester) = connection();
         assert!(!responder.meet_wire());
         assert_eq!(responder, requester);

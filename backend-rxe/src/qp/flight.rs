@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_once_and_in_words() {
+    fn a_failure_is_reported_once_and_in_words() {
         let recorder = FlightRecorder::default();
         // A change of state costs nothing as long as nothing else was recorded.
         recorder.note(MS, FlightEvent::State(QpState::Rts));
@@ -283,7 +283,7 @@ mod tests {
         recorder.requester(|| 20 * MS, &before, &RequesterStats { retransmitted: 2, ..before });
         recorder.note(30 * MS, FlightEvent::State(QpState::Sqd));
         recorder.record(40 * MS, FlightEvent::Request(WcStatus::RetryExceeded));
-        assert!(recorder.take_failure(50 * MS).is_none(), "it has not failed");
+        assert!(recorder.take_failure(50 * MS).is_none(), "the queue pair has not failed");
         recorder.fail(ErrorCause::Requester);
         recorder.fail(ErrorCause::CqOverrun);
         let failure = recorder.take_failure(50 * MS).unwrap();
@@ -326,7 +326,11 @@ mod tests {
     #[test]
     fn each_cause_has_a_word_of_its_own() {
         let mut words = FailureCause::ALL.map(FailureCause::word);
-        assert_eq!(serde_json::to_value(FailureCause::ALL).unwrap(), serde_json::json!(words), "the same as data");
+        assert_eq!(
+            serde_json::to_value(FailureCause::ALL).unwrap(),
+            serde_json::json!(words),
+            "causes have the same names in JSON"
+        );
         words.sort_unstable();
         assert!(words.windows(2).all(|pair| pair[0] != pair[1]), "{words:?}");
     }

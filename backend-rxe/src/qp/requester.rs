@@ -18,6 +18,7 @@ use super::pending_completions::PendingCompletions;
 use super::spoil::spoil_request;
 use crate::adapter::Adapter;
 use crate::counters::{Counters, Tally};
+use crate::faults::Turn;
 use crate::flows::{LastFlow, Road};
 use crate::sg::{Memory, SgList};
 use crate::timer::TimerKey;
@@ -56,8 +57,12 @@ pub(super) enum Wait {
     Response(Duration),
     /// The peer's adapter is paused. Ends with the pause.
     Resume,
-    /// A requested fault delays the next request. Does not hold up the requests in flight.
-    Turn(Duration),
+    /// A requested fault delays the next request. Does not hold up the requests in flight. The parts of [`Turn`], which
+    /// as one value would need another word.
+    Turn {
+        begins: Duration,
+        version: u32,
+    },
 }
 
 /// State of the requester before a run.
@@ -178,7 +183,7 @@ impl Requester {
                     Some(WaitInspect { what: "response", due_in_us: Some(due_in_us(deadline)) })
                 }
                 Wait::Resume => Some(WaitInspect { what: "resume", due_in_us: None }),
-                Wait::Turn(begins) => Some(WaitInspect { what: "delay", due_in_us: Some(due_in_us(begins)) }),
+                Wait::Turn { begins, .. } => Some(WaitInspect { what: "delay", due_in_us: Some(due_in_us(begins)) }),
             },
             retries_left: self.retries,
             rnr_retries_left: self.rnr_retries,
@@ -270,16 +275,17 @@ impl Requester {
         let Adapter { faults, engine, .. } = &*qp.adapter;
         let Some(progress) = self.current.as_mut().filter(|next| !next.checked && !next.due) else { return false };
         let now = engine.now();
-        let begins = match self.wait {
-            Wait::Turn(begins) => begins,
-            _ => now.saturating_add(faults.delay(qp.state.id(), now)),
+        let known = match self.wait {
+            Wait::Turn { begins, version } => Some(Turn { begins, version }),
+            _ => None,
         };
+        let Turn { begins, version } = faults.turn(qp.state.id(), known, now);
         progress.due = now >= begins;
         if progress.due {
             self.wait = Wait::Nothing;
             return false;
         }
-        self.wait = Wait::Turn(begins);
+        self.wait = Wait::Turn { begins, version };
         self.arm(qp, begins);
         true
     }
@@ -292,7 +298,9 @@ impl Requester {
     /// Moves the next request into `work`. Returns `false` if there is none.
     pub(crate) fn pop(&mut self, view: &DmaView<'_>, work: &mut SendWr) -> Result<bool, QueueError> {
         if self.current.take().is_some() {
-            // Local delivery took the request from the ring before the peer turned out to be on the wire.
+            // Local delivery took the request from the ring before the peer turned out to be on the wire, or a fault
+            // delayed it, whose rules may have ended before the delay.
+            self.wait = Wait::Nothing;
             std::mem::swap(work, &mut self.work);
             return Ok(true);
         }
@@ -324,7 +332,7 @@ impl Requester {
         if self.pauses != pauses {
             // The peer may have been paused during a part of the wait, so the wait does not count.
             self.pauses = pauses;
-            if !matches!(self.wait, Wait::Turn(_)) {
+            if !matches!(self.wait, Wait::Turn { .. }) {
                 self.wait = Wait::Nothing;
             }
         }
@@ -341,7 +349,7 @@ impl Requester {
             return Readiness::Waiting;
         }
         match self.wait {
-            Wait::Nothing | Wait::Resume | Wait::Turn(_) => {}
+            Wait::Nothing | Wait::Resume | Wait::Turn { .. } => {}
             Wait::Receive(_) => {
                 Counters::bump(&counters.rnr_retries);
                 if self.attrs.rnr_retry < 7 {

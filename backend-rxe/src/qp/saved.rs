@@ -25,7 +25,7 @@ const CHECKED: QpAttrMask = QpAttrMask::PKEY_INDEX
     .union(QpAttrMask::MAX_DEST_RD_ATOMIC);
 
 impl Qp {
-    /// Saves what both halves share: the state, whether the send queue drains, and the source address.
+    /// Saves the state that both halves share: QP state, draining of the send queue, and source address.
     pub(crate) fn save(&self) -> (QpState, bool, Option<saved::Address>) {
         // The parameters of its creation are the device's.
         let Self {
@@ -48,7 +48,7 @@ impl Qp {
         (state.get(), state.is_draining(), source.lock().map(save_address))
     }
 
-    /// Restores what both halves share.
+    /// Restores the state that both halves share.
     pub(crate) fn restore(&self, state: QpState, draining: bool, source: Option<BoundGid>) {
         self.state.change(QpState::Reset, state);
         self.state.set_draining(draining && state == QpState::Sqd);

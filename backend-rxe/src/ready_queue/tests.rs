@@ -107,7 +107,7 @@ fn nothing_is_saved_up_while_a_device_is_idle() {
 
 /// A device that did much on its own threads waits for the others, but only up to a bound.
 #[test]
-fn what_was_done_elsewhere_counts_up_to_a_bound() {
+fn work_on_own_threads_counts_up_to_a_bound() {
     let world = World::new(&[weight(100), weight(100)]);
     world.tasks[0].schedule();
     world.tasks[1].share().ran_elsewhere(&world.queue.contention, 100 * MAX_DEBT, false);
@@ -178,7 +178,7 @@ fn a_task_that_is_gone_is_not_run() {
 }
 
 #[test]
-fn a_device_waits_for_its_rate_and_nobody_for_it() {
+fn a_device_waits_for_its_rate_without_delaying_others() {
     let slow = ShareConfig { max_rate: Some(1_000_000), burst: Some(1000), ..ShareConfig::default() };
     let world = World::new(&[slow, weight(100)]);
     world.tasks[0].schedule();
@@ -198,7 +198,7 @@ fn a_promised_rate_comes_first() {
     let world = World::new(&[weight(100), promised]);
     world.tasks.iter().for_each(Task::schedule);
     world.tasks[1].share().set_finish(1 << 40);
-    assert_eq!(world.runs(10, 1), 10, "nothing of it is used");
+    assert_eq!(world.runs(10, 1), 10, "the promised rate is unused, so its device comes first");
     world.tasks[1].share().spend(1 << 20, 1 << 20);
     assert_eq!(world.runs(10, 0), 10);
 }
@@ -294,7 +294,7 @@ fn wakes(world: &World, act: impl FnOnce()) -> bool {
 #[test]
 fn a_worker_that_sleeps_is_woken() {
     let world = World::new(&[weight(100), weight(100)]);
-    assert!(wakes(&world, || world.queue.look_again()), "what has devices wait has changed");
+    assert!(wakes(&world, || world.queue.look_again()), "the reason for which devices wait has changed");
     assert!(wakes(&world, || world.tasks[0].schedule()), "a task is ready");
     assert!(wakes(&world, || _ = world.queue.arm(&world.tasks[0], 5 * MS, None)), "there is a timer");
     assert!(wakes(&world, || _ = world.queue.arm(&world.tasks[1], 3 * MS, None)), "there is one before it");

@@ -17,7 +17,7 @@ fn a_cost_is_scaled_by_the_weight() {
 
 /// Work on a device's own threads counts while other devices are busy, or may wait for the same link.
 #[test]
-fn what_is_done_elsewhere_counts_beside_others() {
+fn work_on_own_threads_counts_beside_busy_devices() {
     for (busy, own, wire, counts) in [
         (0, false, false, false),
         (0, false, true, true),
@@ -40,7 +40,7 @@ fn what_is_done_elsewhere_counts_beside_others() {
 }
 
 #[test]
-fn a_device_goes_on_elsewhere_unless_it_is_ahead() {
+fn a_device_continues_on_own_threads_unless_it_is_ahead() {
     let (share, contention) = (share(100), Contention::default());
     share.set_finish(1 << 40);
     assert!(share.may_run_elsewhere(&contention), "no device is busy");
@@ -62,7 +62,7 @@ fn a_device_goes_on_elsewhere_unless_it_is_ahead() {
 }
 
 #[test]
-fn who_was_idle_begins_at_the_virtual_time() {
+fn an_idle_device_begins_at_the_virtual_time() {
     let (share, contention) = (share(100), Contention::default());
     contention.busy.store(1, Relaxed);
     contention.virtual_time.store(1000, Relaxed);
@@ -117,7 +117,7 @@ fn a_promise_is_owed_until_it_is_used() {
     share.spend(0, 1 << 30);
     assert!(!share.is_owed(MS));
     share.set(ShareConfig { min_rate: Some(1000), max_rate: Some(1), ..ShareConfig::default() });
-    assert!(!share.is_owed(MS), "it goes on as it was");
+    assert!(!share.is_owed(MS), "the same min-rate keeps the account");
     share.set(ShareConfig { min_rate: Some(1001), ..ShareConfig::default() });
     assert!(share.is_owed(MS));
 }
@@ -133,7 +133,7 @@ fn queue_pairs_learn_of_their_limit() {
 }
 
 #[test]
-fn what_was_used_is_told() {
+fn usage_is_reported() {
     let share = share(100);
     share.add_worker_time(MS);
     share.add_port_time(2 * MS);

@@ -75,7 +75,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn what_is_used_too_early_is_waited_for() {
+    fn overdrawn_bytes_are_waited_for() {
         let mut bucket = TokenBucket::new(1_000_000, Some(1000));
         assert_eq!((bucket.available(Duration::ZERO), bucket.blocked_until(Duration::ZERO)), (1000, None));
         bucket.spend(5000);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_what_comes_in_ten_milliseconds() {
+    fn a_burst_is_the_rate_of_ten_milliseconds() {
         assert_eq!(TokenBucket::new(1000, None).available(Duration::ZERO), 64 << 10);
         assert_eq!(TokenBucket::new(100_000_000, None).available(Duration::ZERO), 1_000_000);
         let mut empty = TokenBucket::new(1000, Some(10));

@@ -153,7 +153,7 @@ fn strangers_cost_no_memory() {
 }
 
 /// A host beyond the uplink sends as a device of this process: with its IP address only, and with its Ethernet address
-/// as well. Its neighbour is connected with it by local delivery, and has received nothing yet.
+/// as well. Its local peer is connected with it, and has received nothing yet.
 #[test]
 fn a_neighbour_cannot_be_forged() {
     let (rxe, node, _, cable, _uplink) = exposed(100);
@@ -214,7 +214,7 @@ fn a_peer_that_does_not_listen_costs_little_memory() {
 /// While a thread handles a response, a doorbell leaves its request to that thread, which then drops the response
 /// because it is not from the peer.
 #[test]
-fn a_doorbell_beside_a_response_that_is_dropped_is_heard() {
+fn a_doorbell_beside_a_dropped_response_is_not_lost() {
     let (rxe, _node, end, cable, _uplink) = exposed(10);
     let mut header = request([10, 0, 0, 9], &end, Opcode::ACKNOWLEDGE, 0, Reth { address: 0, rkey: 0, length: 0 });
     header.extension = Extension::Aeth(Aeth { syndrome: Syndrome::ACK, msn: 0 });
@@ -233,7 +233,7 @@ fn a_doorbell_beside_a_response_that_is_dropped_is_heard() {
 
 /// The guest sees a message before the port's thread has acknowledged it. A QP that ends then still acknowledges it.
 #[test]
-fn what_has_come_is_acknowledged_before_a_qp_ends() {
+fn received_messages_are_acknowledged_before_a_qp_ends() {
     let endings: [fn(&End<RxeHca>); 3] =
         [|end| end.to(QpState::Error), |end| end.to(QpState::Reset), |end| end.qp.destroy()];
     for ending in endings {
@@ -384,7 +384,7 @@ fn a_qp_shows_its_psns_on_the_wire() {
 }
 
 #[test]
-fn who_looks_waits_for_nobody() {
+fn an_inspection_does_not_wait_for_locks() {
     let connected = Connected::new(false);
     let [left, _right] = &connected.ends;
     let endpoint = &left.qp.endpoint;
@@ -424,7 +424,7 @@ fn other_objects_describe_themselves() {
 /// A process that creates domains for days must not get the number of another process's domain, because only the number
 /// separates the regions of processes.
 #[test]
-fn numbers_of_domains_do_not_come_round() {
+fn numbers_of_domains_are_not_reused() {
     let rxe = engine();
     let node = Node::new(&rxe, 1);
     let end = node.qp(QpType::Rc);

@@ -30,7 +30,7 @@ fn assert_pause_waits_for(hca: &RxeHca, held: impl Sized) {
 
 /// A pause waits for the threads that run a queue pair, handle received packets, or access the memory.
 #[test]
-fn a_pause_waits_for_whatever_is_in_progress() {
+fn a_pause_waits_for_work_in_progress() {
     let connected = Connected::new(true);
     let (hca, endpoint) = (&connected.nodes[0].hca, &connected.ends[0].qp.endpoint);
     assert_pause_waits_for(hca, endpoint.hold_requester());

@@ -1,5 +1,5 @@
-//! Rules for addresses: which ones a guest may bind, what its network function may send, and which peers a device may
-//! connect to.
+//! Rules for addresses: which ones a guest may bind, which frames its network function may send, and which peers a
+//! device may connect to.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -133,7 +133,7 @@ fn the_address_of_a_remote_host_is_not_granted() {
     let buffer = victim.buffer(64);
     manager.submit(1, to(2, manager.qp.qpn()), &[buffer.all()]);
     assert_eq!((manager.scq.one().status, taken(&cable).len()), (WcStatus::Success, 1));
-    // It goes on being seen.
+    // Packets of the host continue to arrive.
     world.clock.advance(HOLD - Duration::from_millis(1));
     give(&cable, &request());
     world.rxe.run_ready();

@@ -114,7 +114,11 @@ fn a_packet_is_taken_and_answered_on_the_thread_that_has_it() {
     connect_to_test(&end);
     end.recv(1, &[]);
     let frame = request();
-    assert_eq!(link.hand_patiently(&[&frame, &arp(), &frame]), 1, "what is not for RDMA, and all behind it, is not");
+    assert_eq!(
+        link.hand_patiently(&[&frame, &arp(), &frame]),
+        1,
+        "only RDMA frames in front of other frames are taken"
+    );
     assert_eq!(end.rcq.one().status, WcStatus::Success);
     assert_eq!((taken(&cable).len(), node.counter("wire_frames_received")), (1, 1));
     assert!(link.senders.lock().iter().all(|(thread, _)| *thread == thread::current().id()));
@@ -122,7 +126,7 @@ fn a_packet_is_taken_and_answered_on_the_thread_that_has_it() {
 }
 
 #[test]
-fn what_is_not_to_be_taken_comes_in_the_ordinary_way() {
+fn frames_that_are_not_taken_inline_arrive_through_the_queue() {
     let (world, node, link, _cable, uplink) = handing(1);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);

@@ -171,7 +171,7 @@ fn a_long_message_is_seen_as_it_moves() {
 }
 
 #[test]
-fn who_comes_in_the_middle_sees_whole_packets_only() {
+fn a_capture_that_starts_late_sees_whole_packets_only() {
     let world = World::with(|config| (config.inline_bytes, config.worker_bytes) = (1500, 1500));
     let pair = Pair::with(world, |_| {}, |_| {});
     let (mine, theirs) = (pair.a.buffer(10_000), pair.b.buffer(10_000));
@@ -183,14 +183,14 @@ fn who_comes_in_the_middle_sees_whole_packets_only() {
     let seen = taken(&capture, Interface::Local);
     let opcodes: Vec<_> = seen.iter().map(|(_, frame)| Packet::parse(frame).unwrap().header.bth.opcode.0).collect();
     assert_eq!(opcodes, [7, 7, 7, 7, 7, 7, 7, 7, 8, 0x11]);
-    // PSNs go on behind what was not seen.
+    // PSNs continue behind the packets that were not captured.
     pair.left.submit(1, write(theirs.remote(0)), &[]);
     let seen = taken(&capture, Interface::Local);
     assert_eq!(Packet::parse(&seen[0].1).unwrap().header.bth.psn.get(), 5 + 10);
 }
 
 #[test]
-fn silence_is_seen_as_one_packet_again_and_again() {
+fn silence_is_seen_as_one_repeated_packet() {
     let pair = Pair::with(World::new(), |a| a.retry_cnt = 2, |_| {});
     let capture = pair.world.rxe.capture(mac(1), ROOMY).unwrap();
     pair.right.qp.destroy();
@@ -259,6 +259,6 @@ on_slow_memory! {
     local_deliveries_look_as_the_wire_does
     datagrams_look_as_the_wire_does
     a_long_message_is_seen_as_it_moves
-    silence_is_seen_as_one_packet_again_and_again
+    silence_is_seen_as_one_repeated_packet
     a_device_that_talks_to_itself_is_seen_once
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pvrdma_link::memory::{self, MemoryLink};
+use pvrdma_rxe::faults::{DeviceEffect, DeviceFaults};
 use pvrdma_rxe::{AddressConflict, PortConfig, PortRules, RxeHca, Uplink};
 use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, Rules, link_local};
 use pvrdma_verbs_types::{Gid, GidType, QpType, Qpn, SendData, SendOp, UdDestination, WcStatus};
@@ -85,14 +86,14 @@ fn a_host_that_is_silent_keeps_its_address() {
     };
     give(&network, &arp(200, gid(9)));
     world.rxe.run_ready();
-    assert!(!says(), "it has just spoken");
+    assert!(!says(), "the host has just sent a packet");
     for _ in 0..5 {
         advance(&world, HOLD);
-        assert!(!says(), "it is asked first");
+        assert!(!says(), "the host is probed first");
         bind(&device.hca, 0, gid(9));
         give(&network, &arp(200, gid(9)));
         world.rxe.run_ready();
-        assert!(!says() && !has(&device, gid(9)), "it has answered");
+        assert!(!says() && !has(&device, gid(9)), "the host has answered");
     }
     assert_eq!(waits(&device), ["remote"]);
     // Then the host is gone for good.
@@ -107,7 +108,7 @@ fn a_host_that_is_silent_keeps_its_address() {
 }
 
 #[test]
-fn an_address_that_nobody_was_seen_with_is_asked_for_and_then_bound() {
+fn an_address_without_a_known_owner_is_probed_and_then_bound() {
     let world = World::new();
     let (network, guest, _uplink) = with_card(&world, 1);
     let device = world.ruled(1, Rules::default());
@@ -135,7 +136,7 @@ fn an_address_that_nobody_was_seen_with_is_asked_for_and_then_bound() {
 
 /// Requests during the probe wait for it, so that a program that connects at once does not use up its retries.
 #[test]
-fn what_is_sent_meanwhile_waits_for_the_probe() {
+fn requests_during_a_probe_wait_for_it() {
     let world = World::new();
     let (network, _guest, _uplink) = with_card(&world, 1);
     let device = world.ruled(1, Rules::default());
@@ -191,11 +192,13 @@ fn an_answer_keeps_the_address_from_the_guest() {
 }
 
 #[test]
-fn a_conflict_is_told_and_ends_the_claim() {
+fn a_conflict_is_reported_and_ends_the_claim() {
     let world = World::new();
     let told = Arc::<Mutex<Vec<AddressConflict>>>::default();
     let list = Arc::clone(&told);
+    let former = world.rxe.observe_conflicts(mac(1), |_| panic!("the observer was replaced"));
     let _observed = world.rxe.observe_conflicts(mac(1), move |conflict| list.lock().push(*conflict));
+    drop(former);
     let (network, guest, _uplink) = with_card(&world, 1);
     let listed = AddressRule { others: OtherAddresses::Own, listed: vec!["10.0.0.8".parse().unwrap()] };
     let device = world.ruled(1, Rules { addresses: listed, ..Rules::default() });
@@ -212,7 +215,7 @@ fn a_conflict_is_told_and_ends_the_claim() {
     let conflict = |last, kept| AddressConflict { address: gid(last), vlan: None, kept };
     assert_eq!(*told.lock(), [conflict(9, false), conflict(8, true)]);
     assert_eq!(device.counter("address_conflicts"), 2);
-    assert!(!has(&device, gid(9)) && has(&device, gid(8)), "what is listed stays");
+    assert!(!has(&device, gid(9)) && has(&device, gid(8)), "a listed address stays bound");
     give(&guest, &arp(1, gid(9)));
     world.rxe.run_ready();
     assert!(taken(&network).is_empty());
@@ -275,7 +278,7 @@ fn the_address_of_a_device_whose_link_is_down_is_free_after_a_minute() {
     advance(&world, HOLD - Duration::from_millis(1));
     holder.hca.set_link(true).unwrap();
     advance(&world, HOLD);
-    assert!(has(&holder, gid(9)), "it was not long enough");
+    assert!(has(&holder, gid(9)), "the link was not down for long enough");
     holder.hca.set_link(false).unwrap();
     advance(&world, HOLD);
     assert!(!has(&holder, gid(9)) && has(&next, gid(9)));
@@ -375,4 +378,114 @@ fn a_request_that_waits_for_its_answer_survives_the_move_of_its_address() {
 over_a_cable! {
     a_connection_has_its_address_again_at_another_index
     a_request_that_waits_for_its_answer_survives_the_move_of_its_address
+}
+
+/// A device with address 9 that a request can lose, and a device that wants this address.
+struct Removable {
+    world: World,
+    holder: Node,
+    next: Node,
+    end: End,
+    faults: DeviceFaults,
+    effects: Arc<Mutex<Vec<DeviceEffect>>>,
+}
+
+/// Returns an end that sends from the address at index 0.
+fn connected(node: &Node) -> End {
+    let end = node.qp(QpType::Rc);
+    end.connect(&end, |attrs| attrs.av.dgid = gid(8));
+    end
+}
+
+impl Removable {
+    fn new() -> Self {
+        let world = World::new();
+        let (holder, next) = (world.ruled(1, Rules::default()), world.ruled(3, Rules::default()));
+        bind(&holder.hca, 0, gid(9));
+        bind(&next.hca, 0, gid(8));
+        let end = connected(&holder);
+        let (faults, effects) = (world.rxe.faults(mac(1)), Arc::<Mutex<Vec<_>>>::default());
+        let told = Arc::clone(&effects);
+        faults.apply_by(move |effect| told.lock().push(effect));
+        Self { world, holder, next, end, faults, effects }
+    }
+
+    /// Sends a request, whose address a fault then removes until the rules change.
+    fn remove(&self, end: &End) {
+        self.faults.set(&["gid-removed".parse().unwrap()]).unwrap();
+        end.submit(1, SendOp::Send { data: SendData::None, to: None }, &[]);
+        self.world.rxe.run_ready();
+    }
+
+    /// Ends the fault.
+    fn restore(&self) {
+        self.faults.set(&[]).unwrap();
+        self.world.rxe.run_ready();
+    }
+
+    /// Returns the number of times that the driver was told since the last call.
+    fn told(&self) -> usize {
+        let effects = std::mem::take(&mut *self.effects.lock());
+        assert!(effects.iter().all(|effect| *effect == DeviceEffect::GidTable), "{effects:?}");
+        effects.len()
+    }
+}
+
+#[test]
+fn the_return_of_a_removed_address_is_told_when_the_guest_has_it() {
+    let test = Removable::new();
+    test.remove(&test.end);
+    assert_eq!((waits(&test.holder), test.told()), (vec!["removed".to_owned()], 1));
+    bind(&test.next.hca, 1, gid(9));
+    assert!(has(&test.next, gid(9)), "it was given back");
+    test.restore();
+    assert_eq!((waits(&test.holder), test.told()), (vec!["taken".to_owned()], 0));
+    test.next.hca.unbind_gid(1);
+    advance(&test.world, HOLD);
+    assert_eq!((has(&test.holder, gid(9)), test.told()), (true, 1));
+    assert_eq!(test.holder.counter("gids_granted"), 1);
+}
+
+/// The guest binds the address again, as its kernel does when its interface goes down and up.
+#[test]
+fn a_removed_address_that_is_bound_again_stays_removed() {
+    let test = Removable::new();
+    test.remove(&test.end);
+    test.holder.hca.unbind_gid(0);
+    for index in [0, 7] {
+        bind(&test.holder.hca, index, gid(9));
+        test.world.rxe.run_ready();
+    }
+    assert_eq!(
+        (has(&test.holder, gid(9)), waits(&test.holder), test.told()),
+        (false, vec!["removed".to_owned(); 2], 1)
+    );
+    test.restore();
+    assert_eq!((has(&test.holder, gid(9)), waits(&test.holder), test.told()), (true, vec![], 1));
+}
+
+/// A request from the address begins while the claim waits, and causes the fault.
+#[test]
+fn an_address_that_is_removed_while_it_waits_is_not_claimed() {
+    let test = Removable::new();
+    test.holder.hca.set_link(false).unwrap();
+    advance(&test.world, HOLD);
+    assert_eq!(waits(&test.holder), ["link_down"]);
+    test.remove(&test.end);
+    test.holder.hca.set_link(true).unwrap();
+    test.world.rxe.run_ready();
+    assert_eq!((has(&test.holder, gid(9)), waits(&test.holder)), (false, vec!["removed".to_owned()]));
+    test.restore();
+    assert!(has(&test.holder, gid(9)));
+    // The same with an address of another device.
+    let test = Removable::new();
+    bind(&test.next.hca, 1, gid(7));
+    bind(&test.holder.hca, 0, gid(7));
+    assert_eq!(waits(&test.holder), ["taken"]);
+    test.remove(&connected(&test.holder));
+    test.next.hca.unbind_gid(1);
+    advance(&test.world, HOLD);
+    assert_eq!((has(&test.holder, gid(7)), waits(&test.holder)), (false, vec!["removed".to_owned()]));
+    test.restore();
+    assert!(has(&test.holder, gid(7)));
 }

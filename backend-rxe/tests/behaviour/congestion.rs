@@ -141,7 +141,7 @@ fn lasting_congestion_ends_at_the_least_rate() {
 }
 
 #[test]
-fn what_a_notification_looks_like() {
+fn a_notification_has_its_format() {
     let rig = rig(Some(Congestion::default()));
     rig.taps[0].congested.store(1, SeqCst);
     rig.ends[0].submit(1, write(Default::default()), &[]);
@@ -167,7 +167,7 @@ fn what_a_notification_looks_like() {
 }
 
 #[test]
-fn who_is_not_obeyed() {
+fn notifications_that_are_ignored() {
     let config = Congestion::default();
     let rig = rig(Some(config));
     rig.taps[0].congested.store(1, SeqCst);
@@ -214,7 +214,7 @@ fn who_is_not_obeyed() {
 }
 
 #[test]
-fn datagrams_notify_their_sender_who_has_no_rate() {
+fn marked_datagrams_notify_their_sender_which_has_no_rate() {
     let rig = rig(Some(Congestion::default()));
     let (left, right) = (rig.nodes[0].qp(QpType::Ud), rig.nodes[1].qp(QpType::Ud));
     left.start_datagrams(1);
@@ -286,7 +286,7 @@ fn ports(tap: &Tap) -> Vec<u16> {
 
 /// Marks in consecutive round trips make a connection change its path, for requests and for responses.
 #[test]
-fn who_is_marked_again_and_again_takes_another_path() {
+fn a_connection_that_is_marked_repeatedly_takes_another_path() {
     for (multipath, read) in [(true, false), (true, true), (false, false)] {
         let rules = || PortRules {
             congestion: Some(Congestion::default()),

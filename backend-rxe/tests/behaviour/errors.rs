@@ -7,7 +7,7 @@ use pvrdma_verbs_types::{
 
 use crate::world::*;
 
-/// Outcome of a failing request with a neighbour in each queue.
+/// Outcome of a failing request, and of another request in each queue.
 struct Outcome {
     requester: WcStatus,
     /// Status of the first receive.
@@ -242,7 +242,7 @@ fn a_batch_that_the_receivers_queue_had_no_room_for_fails_from_there_on() {
 }
 
 #[test]
-fn a_receiver_learns_of_what_came_before_an_error_first() {
+fn completions_precede_the_error_that_follows_them() {
     let pair = Pair::new();
     let target = pair.b.buffer(64);
     for wr_id in 0..4 {

@@ -327,8 +327,7 @@ fn delayed_requests_begin_late_and_in_order() {
     }
     assert_eq!(pair.world.clock.now() - start, Duration::from_millis(20));
     pair.settle();
-    let good: Vec<_> = (0..REQUESTS).map(|at| (at, WcStatus::Success)).collect();
-    assert_eq!(pair.left.scq.poll_statuses(), good);
+    assert_eq!(pair.left.scq.poll_statuses(), all_good());
 }
 
 #[test]
@@ -340,6 +339,48 @@ fn a_delayed_request_can_be_flushed() {
     let statuses = pair.left.scq.poll_statuses();
     assert_eq!(statuses[0], (0, WcStatus::Success));
     assert_eq!(statuses[1..], [1, 2, 3].map(|at| (at, WcStatus::Flushed)));
+}
+
+/// Returns the statuses of all requests, all successful.
+fn all_good() -> Vec<(u64, WcStatus)> {
+    (0..REQUESTS).map(|at| (at, WcStatus::Success)).collect()
+}
+
+#[test]
+fn a_delay_ends_with_its_rules() {
+    let (pair, faults) = sending("delay/nth:3/by:20s");
+    faults.set(&[]).unwrap();
+    pair.world.run();
+    assert_eq!(pair.left.scq.poll_statuses(), all_good());
+    // New rules count the request that waited.
+    let (pair, faults) = sending("delay/nth:3/by:20s");
+    faults.set(&["delay/nth:2/by:20ms".parse().unwrap()]).unwrap();
+    pair.world.run();
+    assert_eq!((pair.left.scq.poll_statuses(), faults.status()[0].seen), (all_good()[..3].to_vec(), 2));
+    assert!(pair.settle() < Duration::from_secs(1));
+    assert_eq!(pair.left.scq.poll_statuses(), all_good()[3..]);
+    // The end of the handle is the end of the rules.
+    let (pair, faults) = sending("delay/nth:3/by:20s");
+    drop(faults);
+    pair.world.run();
+    assert_eq!(pair.left.scq.poll_statuses(), all_good());
+}
+
+/// A delay that was cut short is not taken for that of a later request.
+#[test]
+fn later_rules_count_from_their_first_request() {
+    let (pair, faults) = sending("delay/nth:3/by:20s");
+    faults.set(&[]).unwrap();
+    pair.settle();
+    faults.set(&["delay/by:20ms".parse().unwrap()]).unwrap();
+    let start = pair.world.clock.now();
+    pair.right.recv(9, &[]);
+    pair.left.submit(9, SEND, &[]);
+    while pair.left.scq.total() == REQUESTS {
+        assert!(pair.world.step());
+    }
+    assert_eq!(pair.world.clock.now() - start, Duration::from_millis(20));
+    assert_eq!(faults.status()[0].happened, 1);
 }
 
 /// The peer fails after its retries, and the device that is gone sees nothing.
@@ -380,8 +421,7 @@ fn a_link_that_flaps_costs_retries() {
     }
     pair.left.qp.notify_send();
     let time = pair.settle();
-    let good: Vec<_> = (0..REQUESTS).map(|at| (at, WcStatus::Success)).collect();
-    assert_eq!(pair.left.scq.poll_statuses(), good);
+    assert_eq!(pair.left.scq.poll_statuses(), all_good());
     assert!(time >= Duration::from_millis(5), "{time:?}");
     assert_eq!(*effects.lock().unwrap(), [false, true].map(|up| DeviceEffect::Link { up }));
 }
@@ -472,6 +512,8 @@ on_all_paths! {
     an_atomic_whose_response_is_lost_is_executed_once
     a_response_that_contradicts_the_protocol_ends_the_requester
     delayed_requests_begin_late_and_in_order
+    a_delay_ends_with_its_rules
+    later_rules_count_from_their_first_request
     a_delayed_request_can_be_flushed
     a_device_that_is_gone_answers_nothing_until_it_returns
     a_link_that_flaps_costs_retries

@@ -38,9 +38,12 @@ fn a_peer_that_does_not_answer() {
     });
 }
 
-fn refused_requests_are_told_on_both_sides() {
+fn refused_requests_are_reported_at_both_ends() {
     let pair = Pair::new();
+    let (former, replaced) = watch(&pair.world, 1);
     let (told, _observed) = watch(&pair.world, 1);
+    // The end of an observer that was replaced changes nothing.
+    drop(replaced);
     let (mine, theirs) = (pair.a.buffer(100), pair.b.buffer(100));
     let mut remote = theirs.remote(0);
     remote.rkey ^= 1 << 20;
@@ -50,16 +53,17 @@ fn refused_requests_are_told_on_both_sides() {
     let told = told.lock();
     assert_eq!(told.iter().filter(|failure| failure.qpn == pair.left.qp.qpn()).count(), 1, "{told:?}");
     assert!(told[0].history.contains("request ended: RemoteAccess"), "{told:?}");
+    assert!(former.lock().is_empty());
 }
 
 #[test]
 fn refused_requests() {
-    refused_requests_are_told_on_both_sides();
+    refused_requests_are_reported_at_both_ends();
 }
 
 #[test]
 fn refused_requests_on_the_wire() {
-    on_the_wire(Faults::default(), 1, refused_requests_are_told_on_both_sides);
+    on_the_wire(Faults::default(), 1, refused_requests_are_reported_at_both_ends);
 }
 
 /// A queue pair that its guest ends reports no failure, whatever happened to it before.

@@ -74,7 +74,7 @@ fn with(opcode: Opcode, psn: u32, extension: Extension) -> Header {
 /// Packets behind a READ wait for its responses. Those beyond a limit are dropped, and a NAK makes the peer retransmit
 /// them.
 #[test]
-fn what_waits_too_long_comes_again() {
+fn packets_beyond_the_limit_are_retransmitted() {
     let (world, node, cable, _uplink) = exposed(100_000);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);
@@ -124,7 +124,7 @@ fn what_waits_too_long_comes_again() {
 
 /// A packet that waited behind a READ ends the QP. Later packets that wait must not keep the port busy forever.
 #[test]
-fn what_waits_behind_a_bad_packet_goes_with_its_qp() {
+fn packets_behind_a_bad_one_end_with_its_qp() {
     let (world, node, cable, _uplink) = exposed(100_000);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);
@@ -176,7 +176,7 @@ fn packets_longer_than_the_path_mtu() {
 
 /// Invalid packets between those of a transfer are dropped and counted by kind, without any other effect.
 #[test]
-fn a_flood_of_garbage_disturbs_nobody() {
+fn a_flood_of_garbage_disturbs_no_connection() {
     let (world, [tap, _]) = tapped([PortRules::default(), PortRules::default()]);
     let (a, b) = (world.node(1), world.node(2));
     let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));

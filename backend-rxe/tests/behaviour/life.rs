@@ -76,7 +76,7 @@ fn a_region_that_is_destroyed_in_the_middle() {
 }
 
 #[test]
-fn a_device_that_goes_leaves_errors_and_its_addresses() {
+fn a_device_that_leaves_causes_errors_and_frees_its_addresses() {
     let Pair { world, a, b, left, right } = slow();
     let (mine, theirs) = (a.buffer(1000), b.buffer(1000));
     left.submit(1, write(theirs.remote(0)), &[mine.all()]);

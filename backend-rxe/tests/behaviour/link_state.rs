@@ -137,7 +137,7 @@ fn a_port_that_is_down() {
 
 /// When the MTU of the uplink changes, new connections must fit it. Packets of existing connections pass if they fit.
 #[test]
-fn path_mtus_follow_what_the_uplink_carries() {
+fn path_mtus_follow_the_mtu_of_the_uplink() {
     on_the_wire(Faults::default(), 1, || {
         let pair = Pair::with(World::new(), |a| a.path_mtu = Mtu::M4096, |a| a.path_mtu = Mtu::M4096);
         let (mine, theirs) = (pair.a.buffer(4096), pair.b.buffer(4096));
@@ -157,7 +157,7 @@ fn path_mtus_follow_what_the_uplink_carries() {
         for too_long in [Mtu::M2048, Mtu::M4096] {
             assert!(matches!(try_path_mtu(too_long), Err(VerbsError::Invalid("a path MTU above that of the port"))));
         }
-        assert!(matches!(try_path_mtu(Mtu::M1024), Err(VerbsError::Transition(_))), "nothing else is said");
+        assert!(matches!(try_path_mtu(Mtu::M1024), Err(VerbsError::Transition(_))), "no further event");
         // Packets that fit pass. Longer ones are dropped here, and counted.
         pair.left.submit(1, write(theirs.remote(0)), &[mine.sge(0, 1000)]);
         pair.settle();

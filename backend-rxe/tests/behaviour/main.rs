@@ -1,7 +1,7 @@
-//! The adapter through the verbs traits, on virtual time unless a test needs threads. The conformance suite has the
-//! behaviour of every adapter (see `conformance.rs`); these tests have what is particular to this one: counters,
-//! budgets, exact waits, ports and captures.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+//! Tests of the adapter through the verbs traits, on virtual time unless a test needs threads. The conformance suite
+//! (see `conformance.rs`) tests the behaviour of every adapter; these tests cover the particulars of this one:
+//! counters, budgets, exact waits, ports and captures.
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 /// Makes tests of this module run over a cable as well.
 macro_rules! over_a_cable {

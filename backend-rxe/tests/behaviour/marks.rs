@@ -13,7 +13,7 @@ use crate::world::*;
 
 const QKEY: u32 = 0x1234;
 
-/// How the two devices are addressed.
+/// Kind of the addresses of the two devices.
 #[derive(Clone, Copy, Debug)]
 struct Addresses {
     kind: GidType,
@@ -178,7 +178,7 @@ fn vlans_of_one_daemon() {
     let (a, b, c) = (world.node(1), world.node(2), world.node(3));
     let bind = |node: &Node, vlan| node.hca.bind_gid_in_vlan(0, gid(node.number), GidType::RoceV2, vlan);
     c.hca.bind_gid_in_vlan(0, gid(2), GidType::RoceV2, None).unwrap();
-    assert!(!crate::claims::has(&c, gid(2)), "it is another device's without a VLAN");
+    assert!(!crate::claims::has(&c, gid(2)), "another device without a VLAN holds the address");
     c.hca.bind_gid_in_vlan(0, gid(2), GidType::RoceV2, Some(7)).unwrap();
     for wrong in [0, 4095, u16::MAX] {
         assert!(bind(&a, Some(wrong)).is_err());

@@ -101,7 +101,7 @@ fn the_budget_of_a_doorbell_ends_and_the_rest_is_left_to_workers() {
 }
 
 #[test]
-fn sqd_finishes_what_was_started_and_says_so() {
+fn sqd_finishes_started_requests_and_raises_the_event() {
     let world = World::with(|config| config.inline_bytes = 100);
     let pair = Pair::with(world, |_| {}, |_| {});
     let (mine, theirs) = (pair.a.buffer(1000), pair.b.buffer(1000));

@@ -88,7 +88,7 @@ fn roce_is_for_the_device_and_the_rest_passes_both_ways() {
     own.remove(1);
     assert_eq!(taken(&between.network), own);
     assert_eq!(node.counter("passed_dropped_roce"), 1);
-    assert!(taken(&between.function).is_empty(), "nothing comes back");
+    assert!(taken(&between.function).is_empty(), "no frame is returned to the function");
     let counts = ["passed_in", "passed_out", "passed_dropped", "wire_frames_received", "wire_frames_sent"];
     assert_eq!(counts.map(|name| node.counter(name)), [6, 3, 0, 1, 1]);
 
@@ -99,7 +99,7 @@ fn roce_is_for_the_device_and_the_rest_passes_both_ways() {
 }
 
 #[test]
-fn a_function_that_does_not_take_its_frames_holds_nobody_up() {
+fn a_function_that_does_not_take_its_frames_delays_no_other() {
     let between = Between::new(1);
     let node = between.world.node(1);
     let end = node.qp(QpType::Rc);
@@ -260,7 +260,7 @@ impl Link for Gone {
 }
 
 #[test]
-fn what_waits_for_a_link_that_is_gone_does_not_wait_for_ever() {
+fn frames_do_not_wait_forever_for_a_link_that_is_gone() {
     let world = threaded();
     let function = Function::new();
     let (lost, told) = mpsc::channel();

@@ -1,4 +1,4 @@
-//! A device that is paused: nothing of it runs, nothing is lost, and its peers wait as long as it takes.
+//! A paused device: it does no work and loses none, and its peers wait for the end of the pause.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

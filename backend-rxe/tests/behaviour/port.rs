@@ -73,7 +73,7 @@ fn a_full_link_holds_senders_up_and_loses_nothing() {
 }
 
 #[test]
-fn the_port_says_what_the_network_carries() {
+fn the_port_reports_the_path_mtu_of_the_network() {
     for (mtu, path) in
         [(1500, Mtu::M1024), (9000, Mtu::M4096), (4200, Mtu::M4096), (2300, Mtu::M2048), (576, Mtu::M256)]
     {

@@ -151,7 +151,11 @@ fn roce_to_another_ethernet_address_of_the_guest() {
         give(&card.network, &frame);
         card.world.rxe.run_ready();
         assert_eq!(end.rcq.poll().len(), usize::from(taken_by_device), "{forged:?}");
-        assert_eq!(card.node.counter("wire_foreign_mac"), u64::from(!taken_by_device), "it says why");
+        assert_eq!(
+            card.node.counter("wire_foreign_mac"),
+            u64::from(!taken_by_device),
+            "the frame is counted as one for a foreign MAC address"
+        );
         assert_eq!(taken(&card.guest).len(), usize::from(!taken_by_device));
         // A packet to an address that the device has not bound is not for the device, but for a machine behind the
         // guest's bridge.

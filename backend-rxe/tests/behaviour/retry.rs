@@ -162,7 +162,7 @@ fn a_peer_that_comes_in_time_gets_the_request() {
 }
 
 #[test]
-fn peers_that_are_somebody_elses_do_not_answer() {
+fn peers_of_another_connection_do_not_answer() {
     let world = World::new();
     let (a, b, c) = (world.node(1), world.node(2), world.node(3));
     let fail = |left: &End, why: &str| {
@@ -239,7 +239,7 @@ fn a_qp_has_one_timer_and_takes_it_along() {
 over_a_cable! {
     a_write_of_one_packet_with_a_bad_key_waits_for_a_receive_first
     a_peer_that_comes_in_time_gets_the_request
-    peers_that_are_somebody_elses_do_not_answer
+    peers_of_another_connection_do_not_answer
 }
 
 on_slow_memory! {

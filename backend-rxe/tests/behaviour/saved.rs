@@ -1,4 +1,4 @@
-//! Queue pairs and regions that are saved and go on as new ones: every byte right, everything once and in order.
+//! Queue pairs and regions that are saved and restored: every byte is right, and everything happens once and in order.
 
 use pvrdma_link::fault::Faults;
 use pvrdma_saved_state::{Message, rxe as saved};
@@ -24,7 +24,7 @@ fn decoded(bytes: &[u8]) -> saved::QueuePair {
     saved::QueuePair::decode(bytes).unwrap()
 }
 
-/// Destroys a queue pair and goes on with a new one from what was saved.
+/// Destroys a queue pair and restores it from its saved state.
 fn replaced(node: &Node, end: End) -> End {
     assert!(node.hca.pause());
     let state = node.hca.save_qp(&end.qp).unwrap();

@@ -26,7 +26,7 @@ fn deaf_to_receives(world: &World, count: usize, cable: bool) -> (Node, Node, Ve
     (a, b, ends)
 }
 
-/// Lets time pass on the clock, and runs what is due.
+/// Advances the clock, and runs all work that becomes due.
 fn pass(world: &World, time: Duration) {
     let end = world.clock.now() + time;
     world.run();
@@ -149,7 +149,7 @@ fn reception_continues_beside_readers() {
     }
     writer.post(1, write(theirs.remote(0)), &[mine.all()]);
     writer.qp.notify_send();
-    // The test only measures what the port's thread sends, not what doorbells have sent.
+    // The test only measures the frames of the port's thread, not those that doorbells have sent.
     for tap in &taps {
         tap.forget();
     }

@@ -1,4 +1,4 @@
-//! Devices whose memory makes others wait.
+//! Devices with slow memory, whose accesses stall.
 
 use std::collections::BTreeSet;
 use std::sync::mpsc::channel;
@@ -40,7 +40,7 @@ impl StallMeter for Accesses {
         Duration::from_secs(1)
     }
 
-    /// The neighbour's memory can be unmapped during an access, and its queue pairs can be changed.
+    /// The peer's memory can be unmapped during an access, and its queue pairs can be changed.
     fn sleeps(&self) -> u64 {
         self.0.threads.lock().unwrap().insert(thread::current().name().unwrap_or_default().to_owned());
         if let Some((space, ends)) = self.0.neighbour.get() {

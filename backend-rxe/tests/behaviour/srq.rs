@@ -96,7 +96,7 @@ fn the_last_receive_is_announced_once_and_behind_the_error() {
 }
 
 #[test]
-fn a_broken_ring_is_told_once_and_ends_who_uses_it() {
+fn a_broken_ring_is_reported_once_and_fails_its_queue_pairs() {
     let s = shared(0, 2);
     s.ring.break_off();
     for (left, right) in &s.pairs {
@@ -124,12 +124,12 @@ fn a_destroyed_srq_is_left_alone() {
 
 over_a_cable! {
     the_last_receive_is_announced_once_and_behind_the_error
-    a_broken_ring_is_told_once_and_ends_who_uses_it
+    a_broken_ring_is_reported_once_and_fails_its_queue_pairs
     a_destroyed_srq_is_left_alone
 }
 
 on_slow_memory! {
     the_last_receive_is_announced_once_and_behind_the_error
-    a_broken_ring_is_told_once_and_ends_who_uses_it
+    a_broken_ring_is_reported_once_and_fails_its_queue_pairs
     a_destroyed_srq_is_left_alone
 }

@@ -35,7 +35,7 @@ impl Card {
         self.world.rxe.run_ready();
         let sent = taken(&self.network).len() == 1;
         let now = self.node.counter("passed_dropped_address") + self.node.counter("passed_dropped_roce");
-        assert_eq!(now - dropped, u64::from(!sent), "what does not leave is counted");
+        assert_eq!(now - dropped, u64::from(!sent), "each dropped frame is counted");
         sent
     }
 }
@@ -88,7 +88,7 @@ const OWN: [u8; 4] = [10, 0, 0, 1];
 const NONE: [u8; 4] = [0; 4];
 
 #[test]
-fn arp_that_is_not_understood_goes_nowhere() {
+fn arp_that_cannot_be_parsed_is_dropped() {
     let card = Card::new(VlanMode::Untagged, ForgedTransmits::Off);
     let own = |hardware, protocol, operation| arp(hardware, protocol, operation, (1, OWN), (0, [10, 0, 0, 9]));
     // Requests, replies, announcements, probes.
@@ -178,7 +178,7 @@ const ATOMIC_FRAGMENT: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 7];
 const FIRST_FRAGMENT: &[u8] = &[0, 0, 0, 1, 0, 0, 0, 7];
 
 #[test]
-fn neighbour_discovery_that_is_not_understood_goes_nowhere() {
+fn neighbour_discovery_that_cannot_be_parsed_is_dropped() {
     for forged in [ForgedTransmits::Off, ForgedTransmits::Roce] {
         let card = Card::new(VlanMode::Untagged, forged);
         let own = link_local(mac(1)).0;
@@ -221,7 +221,7 @@ fn neighbour_discovery_that_is_not_understood_goes_nowhere() {
 }
 
 #[test]
-fn a_redirect_speaks_for_its_target() {
+fn a_redirect_announces_its_target() {
     let card = Card::new(VlanMode::Untagged, ForgedTransmits::Off);
     let (own, other) = (link_local(mac(1)).0, link_local(mac(3)).0);
     let _other = card.world.ruled(3, pvrdma_verbs::Rules::default());
@@ -230,7 +230,7 @@ fn a_redirect_speaks_for_its_target() {
         card.sends(&frame(&[], 0x86dd, &v6(own, &[(58, &message)])))
     };
     assert!(redirect(own, &[&layer2(2, 1)]) && redirect(other, &[]));
-    assert!(!redirect(other, &[&layer2(2, 1)]), "a receiver would remember where the target is");
+    assert!(!redirect(other, &[&layer2(2, 1)]), "a receiver would store the target's address");
 }
 
 #[test]

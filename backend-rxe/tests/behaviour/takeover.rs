@@ -136,7 +136,7 @@ fn responses_end_with_their_address() {
     let memory = node.buffer(1 << 20);
     give(&cable, &read_request(memory.remote(0), 1 << 20));
     world.rxe.run_ready();
-    assert!(!taken(&cable).is_empty(), "the first responses");
+    assert!(!taken(&cable).is_empty(), "the first responses are sent");
     node.hca.unbind_gid(0);
     let other = world.node(3);
     other.hca.bind_gid(1, gid(1), GidType::RoceV2).ok();

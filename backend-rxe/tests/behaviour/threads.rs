@@ -47,7 +47,7 @@ fn both_directions_at_once_with_late_receives() {
     for end in [&pair.left, &pair.right] {
         for queue in [&end.scq, &end.rcq] {
             wait("the end of all messages", || queue.total() == COUNT);
-            assert!(queue.poll_statuses() == expected, "not in order, or not all well");
+            assert!(queue.poll_statuses() == expected, "completions are out of order or have errors");
         }
     }
 }
@@ -64,7 +64,7 @@ fn wakeups_are_not_lost() {
         });
         wait("a message", || pair.left.scq.total() == i + 1);
     }
-    assert!(start.elapsed() < Duration::from_secs(30), "messages waited for their timers");
+    assert!(start.elapsed() < Duration::from_secs(30), "messages waited for timers instead of wake-ups");
     assert_eq!(pair.a.counter("rnr_retries"), 0);
 }
 
@@ -122,7 +122,7 @@ fn destruction_under_traffic() {
 fn unmapping_under_traffic() {
     let pair = Pair::with(threaded(2), |_| {}, |_| {});
     let (mine, theirs) = (pair.a.buffer(1 << 20), pair.b.buffer(1 << 20));
-    // The traffic goes on until the error: a fixed number of requests may all end before the memory is unmapped.
+    // The traffic continues until the error: a fixed number of requests may all end before the memory is unmapped.
     let write_until_error = |end: &End, from: &Buffer, to: &Buffer| {
         for i in (0..).take_while(|_| end.state() != QpState::Error) {
             end.submit(i, write(to.remote(0)), &[from.all()]);
@@ -188,7 +188,7 @@ fn must_wait(what: &str, end: impl Fn(&Pair, &Buffer, &Buffer, &RxeQp) + Sync) {
 }
 
 #[test]
-fn what_takes_memory_away_waits_for_those_who_use_it() {
+fn taking_memory_away_waits_for_its_users() {
     must_wait("destroying the local region", |_, mine, _, _| mine.mr.destroy());
     must_wait("destroying the remote region", |_, _, theirs, _| theirs.mr.destroy());
     must_wait("destroying the QP", |_, _, _, qp| qp.destroy());
@@ -284,7 +284,7 @@ fn several_threads_of_a_port_keep_each_queue_pair_in_order() {
         assert_eq!(helper_calls(), 0);
         let (start, mut done) = (Instant::now(), 0);
         while helper_calls() == 0 {
-            assert!(start.elapsed() < Duration::from_secs(60), "one thread was enough");
+            assert!(start.elapsed() < Duration::from_secs(60), "no second thread took part");
             done += COUNT;
             std::thread::scope(|scope| {
                 for (left, right, from, to) in &pairs {

@@ -64,7 +64,7 @@ fn a_datagram_brings_its_header() {
 }
 
 #[test]
-fn what_nobody_takes_is_dropped_in_silence() {
+fn datagrams_without_a_receiver_are_dropped_in_silence() {
     let d = datagrams();
     let rc = d.b.qp(QpType::Rc);
     let stopped = d.b.qp(QpType::Ud);

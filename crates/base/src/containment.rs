@@ -1,4 +1,5 @@
-//! Panic containment: what a panic ends, depending on the thread and on the state it may have left inconsistent.
+//! Panic containment: limits the damage of a panic to the connection, capture or process whose state it may have left
+//! inconsistent.
 //!
 //! A panic is a bug in this code. Unwinding releases locks, but nothing marks the data behind them as half changed.
 //! Therefore a panic immediately ends everything whose state may be inconsistent, with a line in the log, and never

@@ -130,7 +130,7 @@ impl Count {
 ///         sent_bytes in Bytes,
 ///     }
 ///
-///     /// What one batch counts.
+///     /// Counts of one batch.
 ///     pub struct LinkTally;
 /// }
 ///

@@ -1,5 +1,4 @@
-//! Basic parts that every device model and network program of this workspace needs, and that are specific to none of
-//! them.
+//! Building blocks of all device models and network programs of this workspace.
 //!
 //! * [`counters!`] declares counters with their exported names, units and help texts. The compiler refuses a name that
 //!   an exporter could not take.
@@ -14,7 +13,7 @@
 //!
 //! # Example
 //!
-//! A receiver counts frames and limits what a hostile sender can write to the log:
+//! A receiver counts frames, and limits the lines that a hostile sender can cause in the log:
 //!
 //! ```
 //! use pvrdma_base::{Counter, LogLimit};

@@ -46,9 +46,9 @@ pub fn set_start_hook(hook: impl Fn(ThreadKind) + Send + Sync + 'static) -> Resu
     START_HOOK.set(Box::new(hook)).map_err(|_| AlreadySet)
 }
 
-/// Sets the hook that decides, by the thread's kind and name, what an uncaught panic ends. It runs after the stack is
-/// unwound. If it returns, the thread ends with the panic as its result. Without a hook, a capture's thread ends alone,
-/// and a panic of any other thread ends the process.
+/// Sets the hook that determines the effect of an uncaught panic, by the thread's kind and name. It runs after the
+/// stack is unwound. If it returns, the thread ends with the panic as its result. Without a hook, a capture's thread
+/// ends alone, and a panic of any other thread ends the process.
 ///
 /// # Errors
 /// A panic hook is already set.
@@ -103,7 +103,7 @@ fn run<T>(kind: ThreadKind, name: &str, body: impl FnOnce() -> T) -> T {
         hook(kind);
     }
     // `AssertUnwindSafe` is correct because no code looks at the state that the panic may have left half changed: the
-    // panic goes on at once.
+    // panic continues at once.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => result,
         Err(panic) => {

@@ -139,7 +139,7 @@ mod tests {
             deframer.room()[..bytes.len()].copy_from_slice(&bytes);
             deframer.filled(bytes.len());
             assert_eq!(deframer.frame(), Ok(Some(&b"before"[..])));
-            assert!(deframer.has_frame(), "there is something to say");
+            assert!(deframer.has_frame(), "the deframer has a frame");
             assert_eq!(deframer.frame(), Err(NoFrame));
             assert_eq!(deframer.frame(), Err(NoFrame), "still");
         }
@@ -150,7 +150,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_come_out_as_they_went_in(
+        fn frames_are_unchanged(
             frames in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..90), 0..9),
             pieces in proptest::collection::vec(1..200_usize, 1..9),
         ) {

@@ -15,7 +15,7 @@ use pvrdma_link::{Frames, Link, MonotonicClock};
 use pvrdma_verbs::testing::skipped;
 use rustix::event::{PollFd, PollFlags};
 
-/// Our address in the tunnel, and the kernel's.
+/// The link's address in the tunnel, and the kernel's.
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const KERNELS: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const OUR_IP: [u8; 4] = [192, 168, 77, 1];
@@ -112,7 +112,7 @@ impl Tunnel {
                 let fd = readiness.readable.unwrap();
                 let timeout = Duration::from_secs(20).try_into().unwrap();
                 let ready = rustix::event::poll(&mut [PollFd::new(&*fd, PollFlags::IN)], Some(&timeout)).unwrap();
-                assert!(ready > 0, "nothing comes");
+                assert!(ready > 0, "no data arrives");
             }
         }
     }
@@ -165,7 +165,7 @@ fn talk(purpose: &'static str, outer: [&'static str; 2]) {
                 let ours = frame[..6] == OURS && frame.get(12..14) == Some(&[8, 0]);
                 (ours && frame[36..38] == PORT.to_be_bytes()).then(|| frame[42..].to_vec())
             });
-            assert!(missing.remove(&payload), "once, and as it was");
+            assert!(missing.remove(&payload), "each payload arrives once and unchanged");
         }
         let counters = tunnel.link.counters();
         let figure = |name: &str| counters.iter().find(|counter| counter.name == name).unwrap().value;

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_charge_is_smaller_than_what_it_stands_for() {
+    fn a_charge_is_small() {
         assert_eq!(size_of::<Charge>(), 16);
         assert_eq!(Kept::ALL.map(|kept| kept as usize), [0, 1, 2, 3, 4, 5]);
     }

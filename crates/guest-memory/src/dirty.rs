@@ -1,8 +1,8 @@
 //! Log of the pages that the device may have written, for a VMM that copies guest memory while the guest runs.
 //!
 //! A page counts as written when a part of it is lent for writing ([`DmaView::piece`](crate::DmaView::piece)), before
-//! any byte is. A report takes the bits and then waits for all views: what was written before the bits were taken is
-//! complete when the report is answered, and what is written later is in the next report.
+//! any byte is. A report takes the bits and then waits for all views: writes from before the bits were taken are
+//! complete when the report is answered, and later writes are in the next report.
 //!
 //! The log is kept by bus address, so that it outlives a range that is removed and added again.
 
@@ -242,7 +242,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// A VMM that copies what the reports name has the memory of the guest in the end.
+        /// A VMM that copies the reported pages ends up with the exact memory of the guest.
         #[test]
         fn a_copy_by_the_log_is_exact(steps in prop::collection::vec(step(), 1..40)) {
             let space = space();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_outlives_a_range_and_counts_only_what_it_includes() {
+    fn the_log_outlives_a_range_and_covers_only_its_own_pages() {
         let space = space();
         space.start_dirty_log(&[(BASE + PAGE_SIZE, 2 * PAGE_SIZE)], &budget()).unwrap();
         space.view().write(BASE, &[1; 4 * 4096]).unwrap();

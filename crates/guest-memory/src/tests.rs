@@ -30,7 +30,7 @@ fn copies_cross_from_one_range_to_the_next_but_not_into_a_hole() {
 }
 
 #[test]
-fn overlaps_and_nonsense_are_refused() {
+fn overlapping_and_invalid_ranges_are_refused() {
     let space = DmaSpace::new(PinPolicy::Off);
     space.map(range(0x1000, 0x2000)).unwrap();
     for (iova, len) in [(0x1000, 0x1000), (0x0, 0x1001), (0x2fff, 0x1000), (0x0, 0x10000)] {

@@ -248,8 +248,8 @@ impl DmaView<'_> {
             .collect()
     }
 
-    /// Collects the backing memory of `addr..addr+len`, except what is not accessible. A part that is adjacent to the
-    /// last one in `out` is merged with it.
+    /// Collects the backing memory of `addr..addr+len`, without inaccessible parts. A part that is adjacent to the last
+    /// one in `out` is merged with it.
     pub(super) fn backings(&self, addr: u64, len: u64, out: &mut Vec<Part>) {
         let Some(end) = addr.checked_add(len) else { return };
         let first = self.map.ranges.partition_point(|r| r.end() <= addr);

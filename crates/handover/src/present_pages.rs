@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_touch_is_told_once() {
+    fn a_touch_is_reported_once() {
         let pages = PresentPages::new(3);
         pages.mark(2);
         pages.mark(0);

@@ -58,7 +58,7 @@ fn request(mad: &Mad) -> &Req {
 }
 
 #[test]
-fn a_request_says_who_connects_where() {
+fn a_request_names_both_ends_of_a_connection() {
     let mads = mads("rping_v4.pcap");
     let req = request(&mads[0]);
     assert_eq!((req.service_id, req.qpn.get(), req.starting_psn.get()), (PORT_SPACE_TCP + 7174, 0x225, 0x15_da50));

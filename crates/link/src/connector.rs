@@ -122,7 +122,7 @@ mod tests {
         let left = || script.0.lock().len();
         for (wait, after) in [(RETRY, 2), (IN_PROGRESS, 1)] {
             assert!(reconnect.attempt().is_none() && reconnect.attempt().is_none());
-            assert_eq!((reconnect.interval(), left()), (wait, after), "asked once");
+            assert_eq!((reconnect.interval(), left()), (wait, after), "the connector was asked once");
             reconnect.expedite();
         }
         assert!(reconnect.attempt().is_some());

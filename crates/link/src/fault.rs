@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn each_fault_does_what_it_says_and_a_seed_repeats_it() {
+    fn each_fault_has_its_effect_and_a_seed_repeats_it() {
         let all: Vec<Vec<u8>> = (0..1000_u32).map(|number| number.to_be_bytes().to_vec()).collect();
         let sorted = |mut frames: Vec<Vec<u8>>| {
             frames.sort();
@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_means_what_we_send_as_well() {
+    fn both_ways_includes_sent_frames() {
         let count = run_outbound(Faults::default(), 1, 9).0.len();
         let all: Vec<Vec<u8>> =
             (0..u32::try_from(count).unwrap()).map(|number| number.to_be_bytes().to_vec()).collect();
@@ -640,7 +640,7 @@ mod tests {
 
     /// The reading thread releases late frames, and the inner link keeps the rest of one: no other caller knows of it.
     #[test]
-    fn what_a_late_frame_leaves_behind_is_looked_after() {
+    fn the_rest_of_a_late_frame_is_sent() {
         let link = FaultLink::both_ways(Narrow::default(), Faults { delay: 10_000, ..Faults::default() }, 1);
         let (mut frames, mut ignored) = (Frames::default(), Frames::default());
         frames.push(b"late");
@@ -658,7 +658,7 @@ mod tests {
 
     /// The same in the inbound direction: late frames arrive without further frames once the faults are over.
     #[test]
-    fn faults_towards_us_end() {
+    fn inbound_faults_end() {
         let (a, b) = memory::pair(5000).unwrap();
         let b = FaultLink::new(b, Faults { delay: 5000, reorder: 2000, ..Faults::default() }, 3);
         let (mut frames, mut got) = (Frames::default(), Frames::default());

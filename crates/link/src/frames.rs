@@ -237,7 +237,7 @@ mod tests {
         assert_eq!((frames.get(0), frames.bytes()), (None, 0));
         frames.push(b"one");
         assert!(!frames.push_with(100, |_| None));
-        assert!(!frames.push_with(2, |_| Some(3)), "longer than its room");
+        assert!(!frames.push_with(2, |_| Some(3)), "a frame longer than its room is refused");
         assert!(frames.push_with(100, |room| {
             room[..4].copy_from_slice(b"four");
             Some(4)
@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(frames.bytes(), 7);
     }
     #[test]
-    fn what_is_left_to_be_done_stays_with_its_frame() {
+    fn pending_offloads_stay_with_their_frame() {
         let (tcp, segmentation) = long_tcp([2; 6], [4; 6], b"data", 2);
         let (checksum, none) = (open_checksum(&tcp), Offload::NONE);
         let mut frames = Frames::default();

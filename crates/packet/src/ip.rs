@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(behind(60, &[17, 1, 1, 4, 0, 0, 0, 0]), Some((70, 74, 17, false)));
         assert_eq!(behind(60, &[17, 2, 1, 4, 0, 0, 0, 0]), None, "longer than the packet");
         let eight = [60, 0, 0, 0, 0, 0, 0, 0].repeat(8);
-        assert_eq!(behind(60, &eight), Some((118, 130, 60, false)), "no further");
+        assert_eq!(behind(60, &eight), Some((118, 130, 60, false)), "an upper-layer header ends the chain");
     }
 
     #[test]

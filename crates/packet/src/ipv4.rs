@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_and_offset_tell_fragments() {
+    fn flags_and_offset_identify_fragments() {
         for (bits, is_fragment, has_first_byte) in [
             ([0, 0], false, true),
             // "Do not fragment", and the reserved bit.

@@ -5,7 +5,7 @@
 //! [`Ethernet::parse`] splits a frame into a header, with its optional VLAN tag, and a payload; [`Ethernet::to_bytes`]
 //! and [`Ethernet::tag_bytes`] encode a header. [`Ethernet::behind_tags`] looks behind several tags.
 //!
-//! Two kinds of parsers follow, because their users differ in what they must accept:
+//! There are two kinds of parsers, because some users require a well-formed packet and others must judge any packet:
 //! - [`IpPacket`] is a packet whose lengths all agree, with [`Transport`] for its TCP or UDP header. Checksum and
 //!   segmentation offloads write at its offsets.
 //! - [`Ipv4Header`], [`Ipv6Header`], [`Extension`], [`UdpHeader`] and [`TcpHeader`] read single fields of a packet that

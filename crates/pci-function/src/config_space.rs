@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_layout_is_what_a_guest_reads() {
+    fn a_guest_reads_the_layout() {
         let mut bars = [None; 6];
         bars[2] = Some(Bar { size: 0x2000, is_64bit: false });
         bars[4] = Some(Bar { size: 1 << 33, is_64bit: true });

@@ -3,7 +3,7 @@
 use crate::InterruptSink;
 
 /// State of the interrupt pin, which decides when the pin is asserted (PCI Local Bus 3.0, sections 2.2.6 and 6.2.2).
-/// The function itself decides what causes an interrupt, and when the cause ends.
+/// The function itself defines the causes of its interrupts, and when a cause ends.
 #[derive(Debug)]
 pub struct InterruptPin {
     /// The function has a pin.

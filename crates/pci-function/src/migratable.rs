@@ -38,7 +38,7 @@ pub trait Migratable: PciFunction {
     /// no byte after the end of the state, and no guest memory, which need not be mapped yet.
     ///
     /// Connections to other hosts continue only if the state is that of a live migration, which was saved within the
-    /// last minute. Those of a snapshot end, because their other ends have gone on since.
+    /// last minute. Those of a snapshot end, because their other ends have continued since.
     ///
     /// The state is untrusted: whatever it holds, the function can do no more than a guest could have it do.
     ///
@@ -60,7 +60,7 @@ pub trait Migratable: PciFunction {
     /// the process look for it elsewhere from now on. It is reset next.
     fn leave(&self) {}
 
-    /// Describes what the function holds that cannot move to another host, one line for each. May be called at any
+    /// Describes the objects of the function that cannot move to another host, one line for each. May be called at any
     /// time.
     fn blockers(&self) -> Vec<String> {
         Vec::new()

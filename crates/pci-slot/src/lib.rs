@@ -93,7 +93,7 @@
 //! }
 //! ```
 //!
-//! # What it does not do
+//! # Limits
 //!
 //! There is one bus. Legacy interrupts are not wired: functions must not declare a pin. BARs in I/O space, expansion
 //! ROMs and bridges are not supported. When the machine is reset, the VMM must call [`PciBus::reset`].

@@ -1,5 +1,5 @@
 //! The two functions in one slot, accessed by their drivers only through ports and memory.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -292,7 +292,7 @@ fn doorbells_are_caught_and_served() {
 
 /// Without a subscriber, the writing thread does the work.
 #[test]
-fn a_write_does_the_work_itself_when_nobody_else_does() {
+fn a_write_does_the_work_itself_without_a_subscriber() {
     let Pair { machine, bus, slot, net, port, .. } = pair();
     place(&bus);
     let mut driver = pvrdma_vmxnet3::testing::Driver::up(&net, DriverConfig::default());
@@ -341,7 +341,7 @@ fn a_write_does_the_work_itself_beside_caught_doorbells() {
 
 /// An intercepted doorbell that a leaving subscriber has not read is not lost.
 #[test]
-fn who_goes_rings_what_was_caught() {
+fn a_leaving_subscriber_rings_intercepted_doorbells() {
     let Pair { machine, bus, slot, net, port, .. } = pair();
     place(&bus);
     let mut driver = pvrdma_vmxnet3::testing::Driver::up(&net, DriverConfig::default());
@@ -385,13 +385,13 @@ struct Places {
 impl PageMapper for Places {
     fn map(&self, page: u32, address: u64) -> io::Result<()> {
         self.refuse()?;
-        assert_eq!(self.at.lock().insert(page, address), None, "it is elsewhere already");
+        assert_eq!(self.at.lock().insert(page, address), None, "the page is mapped already");
         Ok(())
     }
 
     fn unmap(&self, page: u32) -> io::Result<()> {
         self.refuse()?;
-        assert!(self.at.lock().remove(&page).is_some(), "it is nowhere");
+        assert!(self.at.lock().remove(&page).is_some(), "the page is not mapped");
         Ok(())
     }
 }
@@ -424,7 +424,7 @@ fn doorbell_pages_follow_their_bar() {
     }
     assert_eq!(places.all(), [(1, base + 0x1000), (7, base + 0x7000), (1023, base + 0x3f_f000)]);
     for page in [0, 1024, u32::MAX] {
-        assert!(window.map(page).is_err(), "the kernel's page traps, and there are no more: {page}");
+        assert!(window.map(page).is_err(), "page {page} is the kernel's or does not exist");
         window.unmap(page).unwrap();
     }
     window.unmap(7).unwrap();
@@ -436,7 +436,7 @@ fn doorbell_pages_follow_their_bar() {
     machine.config_write(SLOT, RDMA, 0x18, &(u32::try_from(base).unwrap() | 4).to_le_bytes());
     assert_eq!(places.all().len(), 2);
     machine.config_write(SLOT, RDMA, 0x1c, &[1, 0, 0, 0]);
-    assert!(places.all().is_empty(), "the old place is free before the processor goes on");
+    assert!(places.all().is_empty(), "the page is unmapped from its old address before the processor continues");
     window.map(1).unwrap();
     assert_eq!(places.all(), [(1, base + (1 << 32) + 0x1000)]);
     machine.config_write(SLOT, RDMA, 4, &[4, 0]);
@@ -469,5 +469,5 @@ fn doorbell_pages_follow_their_bar() {
     enable(&machine, RDMA);
     window.map(3).unwrap();
     drop((window, machine, bus, slot));
-    assert!(places.all().is_empty(), "it takes nothing along");
+    assert!(places.all().is_empty(), "no page stays mapped after the end of the machine");
 }

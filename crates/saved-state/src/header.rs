@@ -1,4 +1,4 @@
-//! The header of a stream: which device was saved, by which program, and what a reader must know.
+//! The header of a stream: the saved device, the program that saved it, and the features that a reader must know.
 
 use crate::LoadError;
 

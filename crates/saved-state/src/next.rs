@@ -38,7 +38,7 @@ fn state(needs: &[&str], write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
     stream
 }
 
-/// This release reads what the next one writes: what it does not know is skipped, and what is missing has its default.
+/// This release reads a state of the next one: unknown fields are skipped, and missing fields have their defaults.
 #[test]
 fn a_state_of_the_next_release_is_read() {
     let stream = state(&[], |writer| {
@@ -51,7 +51,7 @@ fn a_state_of_the_next_release_is_read() {
     assert!(reader.next().unwrap().is_none());
 }
 
-/// The next release reads what this one writes: the field that it adds has its default.
+/// The next release reads a state of this one: the field that it adds has its default.
 #[test]
 fn the_next_release_reads_a_state() {
     let stream = state(&[], |writer| writer.write(&pvrdma::Pd { handle: 7, owner: 3 }).unwrap());

@@ -1,4 +1,4 @@
-//! Prints what the sources of a repository break, excused or not:
+//! Prints the violations of a rule in a repository, including the permitted exceptions:
 //!
 //! ```text
 //! cargo run -p source-rules --example source-rules -- FOLDER RULE [PREFIX]

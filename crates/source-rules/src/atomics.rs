@@ -23,8 +23,10 @@ pub fn check(workspace: &Workspace, document: &str) -> Vec<Problem> {
     let rule = &workspace.config.atomics;
     let (found, listed) = (declared(workspace), listed(document));
     let missing = difference(&found, &listed).map(|(file, word)| {
-        let message =
-            format!("`{word}`: threads share it without a lock; say in {} what keeps it right", rule.document);
+        let message = format!(
+            "`{word}`: threads share it without a lock; {} needs the reason why that is correct",
+            rule.document
+        );
         Problem { file: file.to_owned(), line: 1, message }
     });
     let stale = difference(&listed, &found).map(|(file, word)| {

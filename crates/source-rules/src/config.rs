@@ -50,14 +50,14 @@ pub struct PureCrates {
     pub exceptions: &'static [PurityException],
 }
 
-/// A place where a pure crate may name what it otherwise may not.
+/// A file of a pure crate that may use a name that is forbidden elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct PurityException {
     /// The file, from the root of the repository.
     pub file: &'static str,
     /// The full path of the name.
     pub name: &'static str,
-    /// Why this is harmless.
+    /// Reason why this is harmless.
     pub reason: &'static str,
 }
 
@@ -83,7 +83,7 @@ pub struct Deadlines {
     pub exceptions: &'static [(&'static str, &'static str, &'static str)],
 }
 
-/// The list of what threads share without a lock.
+/// The list of atomics, which threads share without a lock.
 #[derive(Clone, Copy, Debug)]
 pub struct Atomics {
     /// The document, from the root of the repository.

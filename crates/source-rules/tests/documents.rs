@@ -69,7 +69,7 @@ fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
 
 /// Lists the commands that no test runs, with the reasons, and checks that tests name the markers of the others.
 #[test]
-fn each_command_runs_in_a_test_or_says_why_not() {
+fn each_command_runs_in_a_test_or_has_a_reason() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let tests = ["guest-tests/src", "lab/src"].into_iter().flat_map(|folder| files(&root.join(folder), "rs"));
     let tests: String = tests.map(|path| fs::read_to_string(path).unwrap()).collect();
@@ -90,7 +90,7 @@ fn each_command_runs_in_a_test_or_says_why_not() {
 }
 
 #[test]
-fn blocks_are_told_apart() {
+fn blocks_are_distinguished() {
     let found = judge(
         "```sh norun: needs root\na\n```\n<!-- recipe -->\n```bash\nb\n```\n```text\n```\n  ```sh\nc\n  ```\n\
          ```bash norun:\nd\n```\n```sh norun: no\ne\n```\n<!-- recipe -->\n```sh norun: needs root\nf\n```\n",

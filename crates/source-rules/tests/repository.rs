@@ -44,7 +44,7 @@ fn the_protocols_know_no_input_output_or_clock() {
 }
 
 #[test]
-fn files_and_functions_are_small_or_say_why() {
+fn files_and_functions_are_small_or_have_a_reason() {
     judge(&sizes::check(&repository()));
 }
 
@@ -85,14 +85,14 @@ fn the_supervisor_waits_with_deadlines() {
 }
 
 #[test]
-fn what_threads_share_without_a_lock_is_listed() {
+fn atomics_are_listed() {
     let workspace = repository();
     let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(workspace.config.atomics.document);
     judge(&atomics::check(&workspace, &fs::read_to_string(document).unwrap()));
 }
 
 #[test]
-fn what_others_can_cause_does_not_fill_the_log() {
+fn log_lines_that_others_can_cause_are_limited() {
     let workspace = repository();
     let home = workspace.config.logs.home;
     assert!(workspace.files.iter().any(|file| file.path == home), "there is no {home}");

@@ -5,8 +5,7 @@
 //! protocol implementation does not get I/O, threads or clocks through it. A transport protocol reaches memory, queues
 //! and the consumer of a queue pair through [`RequesterOps`] and [`ResponderOps`].
 //!
-//! The traits that pass these values between a device and an adapter are in `pvrdma-verbs`, which re-exports this
-//! crate.
+//! The traits that pass these values between a device and an adapter are in `pvrdma-verbs`.
 //!
 //! # Example
 //!

@@ -259,8 +259,8 @@ pub trait Hca: Send + Sync + 'static {
     /// Sets the device's link up or down. While it is down, the port is down and no packet leaves or enters the device
     /// by any route; that is ensured when this returns. Returns `true` if the state changed.
     ///
-    /// Other devices share the link.
-    /// The link is not the device's alone.
+    /// # Errors
+    /// The device has no link of its own, because other devices share it.
     fn set_link(&self, _up: bool) -> Result<bool, VerbsError> {
         Err(VerbsError::Unsupported("a link of the device's own"))
     }

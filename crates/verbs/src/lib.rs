@@ -2,8 +2,8 @@
 //!
 //! A *backend* is an RDMA adapter ([`Hca`]) that the device model drives with verbs: protection domains, memory
 //! regions, completion queues, shared receive queues and queue pairs. This crate defines the traits. The values that
-//! they pass and the queue-pair transition table that both sides share ([`qp_state`]) are those of
-//! `pvrdma-verbs-types`, re-exported here. The crate contains nothing about PCI, sockets or FFI; guest memory is in
+//! they pass, and the queue-pair transition table that both sides share ([`qp_state`](pvrdma_verbs_types::qp_state)),
+//! are in `pvrdma-verbs-types`. The crate contains nothing about PCI, sockets or FFI; guest memory is in
 //! `pvrdma-guest-memory`.
 //!
 //! # Direction of calls

@@ -2,7 +2,7 @@
 
 use crate::hca::Hca;
 
-/// An adapter that can stand still for as long as its owner likes, and continue without a trace in its connections.
+/// An adapter that can be paused for any time, and resumes with all connections intact.
 ///
 /// The owner of a device pauses it to save its state, to hand it over to another process, or because its VM is paused.
 ///

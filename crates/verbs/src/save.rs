@@ -1,9 +1,9 @@
 //! Saving and restoring an adapter's objects.
 //!
 //! The device saves its own state and asks its adapter for the adapter's part of each object. The adapter encodes that
-//! part itself, as opaque bytes, so that the device does not depend on the adapter. What a verb passes to the adapter
-//! when it creates an object (sizes, page lists, queues) is the device's part: restoring an object repeats that verb
-//! with the adapter's part as an additional argument.
+//! part itself, as opaque bytes, so that the device does not depend on the adapter. The arguments of the verb that
+//! creates an object (sizes, page lists, queues) are the device's part: restoring an object repeats that verb with the
+//! adapter's part as an additional argument.
 //!
 //! The bytes may come from a file or another host, so they are no more trustworthy than a command of a guest: an
 //! adapter checks them completely, and refuses them with an error.

@@ -24,14 +24,14 @@ fn a_capture_ends_alone() {
 }
 
 #[test]
-fn what_guests_share_takes_the_process_along_even_if_the_panic_is_caught() {
-    let text = aborts("what_guests_share_takes_the_process_along_even_if_the_panic_is_caught", || {
+fn a_caught_panic_in_shared_state_ends_the_process() {
+    let text = aborts("a_caught_panic_in_shared_state_ends_the_process", || {
         let _ = catch_unwind(|| {
-            let _guard = EndOnPanic::new("what guests share");
+            let _guard = EndOnPanic::new("the region tables");
             panic!("a bug");
         });
     });
-    assert!(text.contains("a panic in what guests share may have left"), "{text}");
+    assert!(text.contains("a panic in the region tables may have left"), "{text}");
     // Without a panic nothing happens.
     drop(EndOnPanic::new("nothing"));
 }

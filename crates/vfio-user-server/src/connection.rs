@@ -38,7 +38,7 @@ const DESCRIPTORS_RESERVED: u64 = 64;
 /// Buffers larger than this are freed after use.
 const KEPT_BUFFER: usize = 64 << 10;
 
-/// How the service of a client ended.
+/// End of the service of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Ended {
     /// The client is gone, and the device holds no state of it.

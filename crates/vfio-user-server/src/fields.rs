@@ -35,7 +35,7 @@ impl<'a> Fields<'a> {
         if self.0.is_empty() { Ok(()) } else { Err(Errno::INVAL) }
     }
 
-    /// Returns what is left.
+    /// Returns the bytes that are left.
     pub(crate) const fn rest(&self) -> &'a [u8] {
         self.0
     }

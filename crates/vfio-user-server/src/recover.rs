@@ -1,7 +1,7 @@
 //! Recovery of a client whose server has ended without giving the client away: its process has crashed.
 //!
-//! The keeper has the client's socket, so the client sees no end of its connection. The next server finds there what it
-//! needs ([`crate::kept`]), and serves the client with a function in reset.
+//! The keeper has the client's socket, so the client sees no end of its connection. The next server reads the
+//! client's state from the keeper ([`crate::kept`]), and serves the client with a function in reset.
 //!
 //! # Messages
 //!
@@ -11,7 +11,7 @@
 //! | it ended | the stream | the client |
 //! | --- | --- | --- |
 //! | while it waited, or after a peek | is before the message | is answered by the next server |
-//! | after one read of a message, before the answer | is behind the message | waits for its timeout, goes on then |
+//! | after one read of a message, before the answer | is behind the message | waits for its timeout, then continues |
 //! | between several reads of a message, or writes of an answer | may be inside | is disconnected |
 //!
 //! A read or write of bytes that are there, or have room, is not interrupted by a signal, not even by SIGKILL. So a

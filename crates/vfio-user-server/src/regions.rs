@@ -186,7 +186,7 @@ mod tests {
     /// Conformance 2: BAR 2 keeps its size, and all of it but the first page is mappable. QEMU asks with 32 bytes
     /// first, then with the size from the reply; Cloud Hypervisor likewise. Neither accepts a longer reply.
     #[test]
-    fn the_part_that_may_be_mapped_goes_to_who_has_room() {
+    fn the_mappable_part_is_reported_where_the_reply_has_room() {
         let info = |index, room| {
             let mut out = Vec::new();
             let file = shape().region_info(index, room, &mut out).unwrap();

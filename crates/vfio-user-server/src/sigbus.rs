@@ -169,8 +169,8 @@ fn set_handler() -> io::Result<()> {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: the handler has the type that SA_SIGINFO asks for and does only what a signal handler may: atomic loads
-    // and the system calls mmap, shutdown, sigaction and raise.
+    // SAFETY: the handler has the type that SA_SIGINFO asks for, and is async-signal-safe: it does atomic loads and the
+    // system calls mmap, shutdown, sigaction and raise.
     if unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) } == 0 {
         Ok(())
     } else {

@@ -26,7 +26,7 @@ pub(super) fn page(report: &Report, earlier: &[Earlier]) -> Result<String> {
     writeln!(page, "<style>{STYLE}</style></head>\n<body>\n<h1>PVRDMA: measurements</h1>")?;
     let machine = format!("{} processors, {}; commit {}", report.machine.cpus, report.machine.processor, report.commit);
     writeln!(page, "<p id=\"machine\">{}</p>", escaped(&machine))?;
-    section(&mut page, "bars", "Against what each is compared with", &chart::bars(&report.figures)?)?;
+    section(&mut page, "bars", "Ratios to the base lines", &chart::bars(&report.figures)?)?;
     for sweep in &SWEEPS {
         section_if_measured(&mut page, sweep.id, sweep.title, chart::sweep(sweep, &report.figures)?)?;
     }

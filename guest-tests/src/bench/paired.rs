@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_one_program_measures_is_told_and_not_compared() {
+    fn figures_of_only_one_program_are_reported_and_not_compared() {
         let old = [run(&[("both", false, 1.0), ("gone", false, 1.0)])];
         let new = [run(&[("both", false, 1.0), ("added", false, 1.0)])];
         assert_eq!(compare(&old, &new).iter().map(|c| c.name.as_str()).collect::<Vec<_>>(), ["both"]);

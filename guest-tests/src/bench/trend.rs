@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_result_is_refused() {
+    fn a_file_without_results_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("results.json");
         std::fs::write(&path, "{\"figures\": 1}").unwrap();

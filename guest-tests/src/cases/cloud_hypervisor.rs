@@ -55,7 +55,7 @@ fn one_function(pair: &PlayedPair) -> Result<String> {
         vm.exec("modprobe ib_uverbs && modprobe vmw_pvrdma", Duration::from_secs(300))?;
         let log = vm.run("dmesg")?;
         if !log.contains("failed to find paired vmxnet3 device") {
-            bail!("{}: the driver does not say what it misses:\n{log}", vm.name());
+            bail!("{}: the driver does not name the missing device:\n{log}", vm.name());
         }
         let devices = vm.run("ls /sys/class/infiniband")?;
         if !devices.trim().is_empty() {

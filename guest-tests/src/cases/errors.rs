@@ -34,7 +34,7 @@ fn on_request(pair: &Pair, link: &Link) -> Result<String> {
     let result = errors(pair, link, "errors -f", 1);
     ["vm0", "vm1"].iter().try_for_each(|device| daemon.end_faults(device))?;
     reload(pair, 0)?;
-    // Otherwise the next case would find what the driver says of the failed device.
+    // Otherwise the next case would find the driver's warnings about the failed device.
     pair.vms().iter().try_for_each(|vm| take_warnings(vm).map(drop))?;
     result
 }

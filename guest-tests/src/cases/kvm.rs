@@ -125,7 +125,7 @@ fn powered_off(pair: &mut VmmPair) -> Result<String> {
     let _job = power_off(b)?;
     let said = pair.ended()?;
     for name in VMM_GUESTS {
-        ensure!(said.contains(&format!("{name}: powered off")), "what the VMM said:\n{said}");
+        ensure!(said.contains(&format!("{name}: powered off")), "output of the VMM:\n{said}");
     }
     Ok(String::new())
 }

@@ -125,7 +125,7 @@ impl Machine {
         Ok((count.parse().context("count")?, uptime.parse().context("uptime")?))
     }
 
-    /// Checks that the guest goes on after `before`, and not from a new boot.
+    /// Checks that the guest continues after `before`, and not from a new boot.
     pub(super) fn continues(&self, (count, uptime): (u64, f64)) -> Result<String> {
         self.vm.wait_until(&format!("[ $(cat /run/count) -gt {} ]", count.saturating_add(10)), PATIENT)?;
         let after = self.progress()?;

@@ -208,7 +208,7 @@ else
 fi
 "#;
 
-/// Ctrl-C while guests boot: the lab removes what it has created, and says so.
+/// Ctrl-C while guests boot: the lab removes everything that it has created, and says so.
 fn interrupted(image: &GuestImage) -> Result<String> {
     let folder = tempfile::tempdir().context("cannot create a directory")?;
     let own = std::env::current_exe().context("cannot find this program")?;

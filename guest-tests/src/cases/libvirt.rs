@@ -79,7 +79,7 @@ fn two_vms(image: &GuestImage) -> Result<String> {
         let [a, b] = prepared;
         between(&[a.accept(Arc::clone(&lines))?, b.accept(Arc::clone(&lines))?])
     });
-    result.with_context(|| format!("what was said:\n{}\n{}", said(), daemon.log_tail()))
+    result.with_context(|| format!("output:\n{}\n{}", said(), daemon.log_tail()))
 }
 
 /// Waits until the commands are finished.

@@ -113,7 +113,7 @@ fn beside_stream(pair: &Pair, link: &Link, meanwhile: impl FnOnce() -> Result<St
     Ok(result)
 }
 
-/// Memory is added while a connection is busy, which goes on; the new memory can then be registered.
+/// Memory is added while a connection is busy. The connection continues, and the new memory can be registered.
 fn memory_hot_plug(image: &GuestImage) -> Result<String> {
     const MORE_MIB: u32 = 512;
     const TOTAL_KIB: &str = "sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo";
@@ -259,7 +259,7 @@ fn private_memory(image: &GuestImage) -> Result<String> {
     daemon.status().context("the daemon does not answer any more")?;
     let log = daemon.log_tail();
     if !log.contains("private") && !log.contains("share") {
-        bail!("the daemon does not say what is wrong:\n{log}");
+        bail!("the daemon's log does not name the problem:\n{log}");
     }
     Ok("refused, with the reason in the log".to_owned())
 }

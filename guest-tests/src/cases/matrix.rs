@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_by_hand_exists() {
+    fn cases_that_are_listed_by_hand_exist() {
         let names = crate::cases::names();
         for (case, _) in UNNAMED {
             assert!(names.iter().any(|name| name == case), "{case}");

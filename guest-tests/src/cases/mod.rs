@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_runs_unasked_under_kvm_is_there() {
+    fn kvm_cases_that_run_by_default_exist() {
         let ordinary = kvm::ORDINARY;
         let cases = all(LinkKind::Pvrdma);
         let unasked: Vec<_> =

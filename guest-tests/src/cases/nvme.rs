@@ -43,7 +43,7 @@ pub(super) fn connect([a, b]: [&Vm; 2], ip: Ipv4Addr) -> Result<()> {
     b.wait_until("[ -b /dev/nvme0n1 ]", Duration::from_secs(20))
 }
 
-/// Ends what [`connect`] has started.
+/// Disconnects, and stops the target that [`connect`] has started.
 pub(super) fn disconnect([a, b]: [&Vm; 2]) -> Result<()> {
     let disconnect = b.exec("nvme disconnect -n guest-tests", Duration::from_secs(60));
     let remove = a.exec(REMOVE_TARGET, Duration::from_secs(60));

@@ -78,11 +78,11 @@ pub(super) fn transfer([a, b]: &mut [Side; 2]) -> Result<()> {
     let count = u32::try_from(bytes / size)?;
     let writes: Vec<_> = a.writes(b, size).collect();
     a.post_and_reap(&writes, count, 8, idle).context("writing")?;
-    ensure!(b.buffer.read(0, bytes) == sent, "what arrived is not what was written");
+    ensure!(b.buffer.read(0, bytes) == sent, "the data in the peer's memory differs from the written data");
     a.buffer.fill(0);
     let reads: Vec<_> = a.reads(b, size).collect();
     a.post_and_reap(&reads, count, 4, idle).context("reading")?;
-    ensure!(a.buffer.read(0, bytes) == sent, "what was read is not what was written");
+    ensure!(a.buffer.read(0, bytes) == sent, "the data that was read differs from the written data");
     Ok(())
 }
 

@@ -47,7 +47,7 @@ fn two_vms(image: &GuestImage) -> Result<String> {
     let result = in_the_guests(&vms, &guest);
     result.with_context(|| {
         let log = fs::read_to_string(directory.path().join("log")).unwrap_or_default();
-        format!("what the host printed:\n{log}\n{}\n{}", vms[0].diagnosis(), vms[1].diagnosis())
+        format!("output of the host:\n{log}\n{}\n{}", vms[0].diagnosis(), vms[1].diagnosis())
     })
 }
 

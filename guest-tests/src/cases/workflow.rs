@@ -29,7 +29,7 @@ fn run(image: &GuestImage) -> Result<String> {
     let folder = root.path(FOLDER);
     check_out(&folder.join("pvrdma"))?;
     lab::write_test(&folder)?;
-    trust_what_this_machine_trusts(&root)?;
+    copy_ca_certificates(&root)?;
     let text = workflow()?;
     let variables: Vec<_> = environment(&text).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
     let (mut said, mut report) = (String::new(), Vec::new());
@@ -50,7 +50,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Does what `actions/checkout` does: copies the current files of this repository.
+/// Copies the current files of this repository, as `actions/checkout` does.
 fn check_out(to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
     let script =
@@ -64,7 +64,7 @@ fn check_out(to: &Path) -> Result<()> {
 
 /// Copies this machine's CA certificates, because its network access may go through a proxy with a certificate of its
 /// own.
-fn trust_what_this_machine_trusts(root: &HostRoot) -> Result<()> {
+fn copy_ca_certificates(root: &HostRoot) -> Result<()> {
     const CERTIFICATES: &str = "usr/local/share/ca-certificates";
     let own = Path::new("/").join(CERTIFICATES);
     if own.exists() {

@@ -99,7 +99,7 @@ impl Document {
             for attribute in ["src=\"", "href=\""] {
                 ends.extend(line.split(attribute).skip(1).filter_map(|rest| rest.split('"').next()));
             }
-            // `[name]: target` defines what `[text][name]` refers to.
+            // `[name]: target` defines the target of `[text][name]`.
             if line.starts_with('[')
                 && let Some((_, target)) = line.split_once("]: ")
             {

@@ -23,24 +23,24 @@ fn this_repository() {
 }
 
 /// Returns the text between the markers of the table of supported features, if there are any.
-fn table_of_what_works(text: &str) -> Option<&str> {
+fn support_table(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once("<!-- works:begin -->\n")?;
     Some(rest.split_once("<!-- works:end -->")?.0)
 }
 
 #[test]
-fn the_readme_says_what_works() {
+fn the_readme_has_the_generated_table() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
-    if let Some(table) = table_of_what_works(&readme) {
+    if let Some(table) = support_table(&readme) {
         let wanted = crate::cases::matrix::table(&crate::cases::names());
-        assert_eq!(table.trim(), wanted.trim(), "`guest-tests matrix` prints what has to be there");
+        assert_eq!(table.trim(), wanted.trim(), "`guest-tests matrix` prints the table to be there");
     }
 }
 
 #[test]
 fn a_table_between_markers_is_found() {
-    assert_eq!(table_of_what_works("a\n<!-- works:begin -->\nb\n<!-- works:end -->\n"), Some("b\n"));
-    assert_eq!(table_of_what_works("a\n<!-- works:begin -->\nb\n"), None);
+    assert_eq!(support_table("a\n<!-- works:begin -->\nb\n<!-- works:end -->\n"), Some("b\n"));
+    assert_eq!(support_table("a\n<!-- works:begin -->\nb\n"), None);
 }
 
 /// The parameters in measurements and simulations of a slow line are those that the documents recommend.
@@ -54,7 +54,7 @@ fn the_documents_have_the_parameters_of_a_slow_line() {
 
 /// The tests that the page about hand-overs names exist.
 #[test]
-fn the_tests_of_what_is_kept_exist() {
+fn the_tests_of_kept_state_exist() {
     let page = fs::read_to_string(root().join("docs/kept.md")).unwrap();
     let code = |cell: &str| cell.trim().strip_prefix('`')?.strip_suffix('`').map(str::to_owned);
     let rows = page.lines().filter_map(|line| {

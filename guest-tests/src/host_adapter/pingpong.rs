@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_program_says() {
+    fn the_hello_of_the_program_is_parsed() {
         let text = format!("0000:00001a:abcdef:{}{:08x}{:08x}\0", "0".repeat(16), 0xffff, 0x0a00_0001);
         assert_eq!(text.len(), HELLO);
         assert_eq!(parse(text.as_bytes()), Some((0x1a, 0x00ab_cdef, gid(1))));

@@ -1,5 +1,5 @@
 //! The exchange of the program `rping`, in both roles. The client names a buffer with data, which the server reads, and
-//! then a buffer for data, into which the server writes what it has read. The client compares both.
+//! then a buffer for data, into which the server writes the data that it has read. The client compares both.
 
 use anyhow::{Context, Result, ensure};
 use pvrdma_verbs_types::{RemoteAddress, WcStatus};

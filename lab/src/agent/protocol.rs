@@ -16,12 +16,12 @@ pub enum Request {
         /// The script for `sh -c`.
         command: String,
     },
-    /// Send a signal to the process group of a command.
+    /// Sends a signal to the process group of a command.
     Kill {
-        /// Which command.
+        /// The id of the command.
         id: u64,
     },
-    /// Write bytes to a file; ends with an exit event.
+    /// Writes bytes to a file; ends with an exit event.
     Write {
         /// Chosen by the host.
         id: u64,
@@ -47,14 +47,14 @@ pub enum Event {
     },
     /// A piece of a command's output, standard output and error in order of arrival.
     Output {
-        /// Which command.
+        /// The id of the command.
         id: u64,
         /// Text; bytes that are not valid UTF-8 are replaced.
         text: String,
     },
     /// A command has ended.
     Exit {
-        /// Which command.
+        /// The id of the command.
         id: u64,
         /// Exit code. 128 plus the number of a signal, as in a shell; -1 if the command could not be run.
         code: i32,

@@ -1,6 +1,6 @@
 //! `pvrdma-lab`: runs a command in guests that have RDMA with each other, for tests of other projects' programs.
 //!
-//! [`system`] is what [`guests`] boots, [`script`] defines the command's environment, and [`enter`] takes it into the
+//! [`guests`] boots the [`system`], [`script`] defines the command's environment, and [`enter`] takes it into the
 //! caller's own system. [`command`] runs the command, or each program of a [`suite`], and passes its output on.
 //! [`outcome`] is the resulting exit status, [`report`] has the results, and [`logs`] keeps the logs.
 
@@ -109,7 +109,7 @@ fn run_command(args: &RunArgs) -> Result<Outcome> {
 }
 
 impl Run<'_> {
-    /// Runs everything, and removes what it has created.
+    /// Boots the guests, runs the command, and removes everything that it has created.
     fn outcome(&mut self) -> Result<Outcome> {
         let system = System::build(self.args)?;
         interrupt::catch(process::kill_all)?;

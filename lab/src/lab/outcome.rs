@@ -24,7 +24,7 @@ pub(super) enum Outcome {
     TimedOut(u64),
     /// The run could not be started.
     Lab(Error),
-    /// A signal has ended it: the exit status, and what was removed.
+    /// A signal has ended it: the exit status, and a description of the removed files.
     Interrupted(u8, String),
 }
 

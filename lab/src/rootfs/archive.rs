@@ -28,7 +28,7 @@ impl Archive {
     /// Opens an archive. A compressed one is unpacked into the folder first.
     ///
     /// # Errors
-    /// It is no archive, or contains what no image may.
+    /// It is no archive, or contains an entry that no image may have.
     pub(super) fn open(path: &Path, folder: &Path, limits: Limits) -> Result<Self> {
         let file = unpacked_file(path, folder, limits)?;
         let mut budget = Budget::new(limits);

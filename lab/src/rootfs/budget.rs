@@ -1,4 +1,4 @@
-//! Limits of an archive, and what is left of them.
+//! Limits of an archive, and the remaining budget.
 
 use super::refusal::Reason;
 

@@ -20,7 +20,7 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 /// Applies a layer, which may be compressed.
 ///
 /// # Errors
-/// It contains what no layer may, or is malformed.
+/// It is malformed, or contains an entry that no layer may have.
 pub(super) fn apply(layer: impl Read, tree: &mut Tree, store: &mut Store, budget: &mut Budget) -> Result<(), Refused> {
     let layer = unpacked(layer).map_err(|error| Refused::new(b"(the first)", error.into()))?;
     tree.next_layer();

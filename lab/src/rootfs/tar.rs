@@ -58,7 +58,7 @@ impl<'a, R: Read> TarReader<'a, R> {
     /// Returns the next entry, or `None` at the end of the archive.
     ///
     /// # Errors
-    /// The archive is malformed, or contains what no tree may.
+    /// The archive is malformed, or contains an entry that no tree may have.
     pub(super) fn next(&mut self) -> Result<Option<Entry>, Refused> {
         let entry = self.read_entry();
         entry.map_err(|reason| self.refusal(reason))

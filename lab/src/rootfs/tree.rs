@@ -111,13 +111,13 @@ impl Tree {
         }
     }
 
-    /// Removes what lower layers have at a place.
+    /// Removes the files of lower layers at a path.
     pub(super) fn white_out(&mut self, place: &TreePath) {
         let layer = self.layer;
         self.remove_where(place, |node| node.layer < layer);
     }
 
-    /// Removes what lower layers have in a folder.
+    /// Removes the files of lower layers in a folder.
     pub(super) fn white_out_content(&mut self, folder: &TreePath) {
         let kept = self.nodes.get(folder).cloned();
         self.white_out(folder);

@@ -1,4 +1,4 @@
-//! A virtual machine and what runs in it.
+//! A virtual machine, and the programs that run in it.
 
 mod builder;
 mod channel;

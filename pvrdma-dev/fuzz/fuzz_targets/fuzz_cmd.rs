@@ -20,7 +20,7 @@ const DIRECTORY_PAGES: usize = 12;
 /// A handle.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Handle {
-    /// Such as the first objects get.
+    /// A handle that one of the first objects has.
     Low(u8),
     Any(Word),
 }
@@ -41,7 +41,7 @@ enum Pages {
     Any(Address),
 }
 
-/// How large a queue is.
+/// Size of a queue.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Size {
     Good(u8),

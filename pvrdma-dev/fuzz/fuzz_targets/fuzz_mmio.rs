@@ -21,7 +21,7 @@ enum Step {
     BarWrite(u8, Word, Many<u8>),
     /// A register with its number.
     Register(u8, Word),
-    /// Where the shared region is.
+    /// Address of the shared region.
     Region(Address),
     /// A doorbell: page, register, bits, handle.
     Doorbell(u8, u8, u8, Word),

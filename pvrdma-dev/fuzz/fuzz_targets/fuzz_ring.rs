@@ -226,7 +226,7 @@ impl Side {
         }
     }
 
-    /// Compares memory with what it must be.
+    /// Compares memory with the expected content.
     fn check(&mut self) {
         let page = |page: u64| page..page + PAGE;
         let driver = self.driver.clone();
@@ -320,7 +320,7 @@ impl Side {
                 let qkey = if *index < 200 { QKEY } else { qkey.get() };
                 SendWr::datagram(6, &sges(pieces), &to, self.peers[3], qkey)
             }
-            // What would only end the queue pair.
+            // Requests that would only end the queue pair.
             Element::Write(pieces, _) | Element::Read(pieces, _) | Element::Send(pieces) | Element::Any(pieces, _)
                 if datagram && !wild.is_wild() =>
             {

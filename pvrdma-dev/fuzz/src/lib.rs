@@ -83,7 +83,7 @@ impl World {
 
 /// A device and its guest's memory.
 pub struct Guest {
-    /// What the guest's processors see.
+    /// Memory as the guest's processors see it.
     pub memory: Arc<GuestMemory>,
     /// Interrupts so far.
     pub irqs: Arc<Irqs>,

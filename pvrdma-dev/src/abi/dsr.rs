@@ -6,7 +6,7 @@ use super::layout::guest_struct;
 pub(crate) const CAPS_OFFSET: u64 = 72;
 
 guest_struct! {
-    /// Where an event ring lies (section 2.2).
+    /// Location of an event ring (section 2.2).
     RingPages, "ring_page_info", 16 {
         /// Pages, ring state included.
         0 num_pages: u32,

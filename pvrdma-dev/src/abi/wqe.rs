@@ -137,7 +137,7 @@ guest_struct! {
 }
 
 impl Atomic {
-    /// Where the operation takes place.
+    /// Target of the operation.
     #[inline]
     pub(crate) const fn remote(self) -> RemoteAddress {
         RemoteAddress { addr: self.remote_addr, rkey: self.rkey }

@@ -248,7 +248,7 @@ fn gid_bindings() {
 
 /// Conformance 28, 29: users of an object are destroyed before it, and QPs without their objects are disconnected.
 #[test]
-fn destroying_what_is_in_use() {
+fn destroying_objects_in_use() {
     let guest = TypedDriver::up();
     let context = guest.open(1);
     let pd = guest.create_pd(context);

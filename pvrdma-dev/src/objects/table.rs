@@ -205,7 +205,7 @@ mod tests {
 
     /// The lowest eight bits of the round are part of a QPN. They stay consecutive when the round wraps.
     #[test]
-    fn rounds_come_round_in_their_order() {
+    fn rounds_stay_consecutive_at_the_wrap() {
         let table = HandleTable::new("thing", 2, 4);
         table.inner.write().position.rounds = u32::MAX - 1;
         let rounds: Vec<u32> = (0..6)
@@ -234,7 +234,7 @@ mod tests {
         }
     }
 
-    /// In an earlier version the first QP of each guest had the same QPN.
+    /// Regression: the first QP of each guest had the same QPN.
     #[test]
     fn a_table_begins_at_a_random_number() {
         let table = HandleTable::beginning("thing", 2..6, (0xffff_fff2, 7));

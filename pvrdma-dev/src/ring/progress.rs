@@ -28,7 +28,7 @@ impl Progress {
         self.0.store(u64::from(looks) << 32 | u64::from(tail), Ordering::Relaxed);
     }
 
-    /// Returns what the consumer has loaded. Must be called after the producer's index was loaded.
+    /// Returns the consumer's progress. Must be called after the producer's index was loaded.
     #[inline]
     pub(crate) fn seen(&self) -> Seen {
         self.0.load(Ordering::Relaxed).into()

@@ -197,7 +197,7 @@ fn invalid_producer_index() {
         assert_eq!(ring.posted(&view), Err(error));
         for n in 1..=taken {
             ring.retire(&view);
-            assert_eq!(guest.memory.load(state + 4), n, "what was taken can still be given back");
+            assert_eq!(guest.memory.load(state + 4), n, "a taken element can still be retired");
         }
         ring.reset();
         guest.memory.store(state, 1);
@@ -307,9 +307,9 @@ fn a_watched_ring_counts_its_looks() {
     assert_eq!(progress.seen(), Seen { tail: 3, looks: 1 });
     assert!(ring.peek(&view).unwrap().is_some());
     ring.take();
-    assert_eq!(progress.seen(), Seen { tail: 3, looks: 1 }, "it knew of that one");
+    assert_eq!(progress.seen(), Seen { tail: 3, looks: 1 }, "taking a known element counts as no look");
     assert_eq!(ring.posted(&view), Ok(2));
-    assert_eq!(ring.watch().seen(), Seen { tail: 3, looks: 2 }, "both watch the same");
+    assert_eq!(ring.watch().seen(), Seen { tail: 3, looks: 2 }, "a second watch shares the progress");
     guest.memory.store(state + 8, 99);
     assert!(ring.posted(&view).is_err());
     assert_eq!(progress.seen(), Seen { tail: 3, looks: 2 });

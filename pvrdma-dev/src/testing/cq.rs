@@ -142,7 +142,7 @@ impl Driver {
         let request = Request::new(command_id::CREATE_CQ).u64(16, directory.addr).u32(24, owner);
         match self.execute(&request.u32(28, entries).u32(32, pages.len() as u32)) {
             Ok(response) => {
-                assert_eq!(response.u32(20), entries, "the driver would use what comes back as the size");
+                assert_eq!(response.u32(20), entries, "the driver uses the returned number as the size");
                 let ring = DriverRing::new(memory, pages[0] + 8, &pages[1..], CQE, entries);
                 let user = context.is_some();
                 Ok(Cq { driver: self.clone(), handle: response.u32(16), uar, user, ring, pages, directory })

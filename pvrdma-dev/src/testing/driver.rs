@@ -253,8 +253,8 @@ impl Driver {
         wait_for("completion notification", || Some(self.notifications()).filter(|handles| !handles.is_empty()))
     }
 
-    /// Does what module removal does after all objects are destroyed: masks interrupts, disables MSI-X, writes RESET
-    /// without checking the result, and frees the memory immediately.
+    /// Removes the driver after all objects were destroyed: masks interrupts, disables MSI-X, writes RESET without
+    /// checking the result, and frees the memory immediately.
     pub fn remove(self) {
         self.pci().set_register(register::IMR, u32::MAX);
         self.pci().set_msix(false);

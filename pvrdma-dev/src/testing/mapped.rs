@@ -98,7 +98,7 @@ impl MappedPages {
         self.poll(Depth::Rest)
     }
 
-    /// Does what a watcher does before it sleeps: revokes the pages and looks at all rings once more.
+    /// Prepares for sleep like a watcher: revokes the pages and looks at all rings once more.
     pub fn idle(&self) -> Outcome {
         let present = std::mem::take(&mut *self.pages.present.lock());
         self.pages.arms.fetch_add(present.len() as u64, Ordering::SeqCst);

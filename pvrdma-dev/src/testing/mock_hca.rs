@@ -277,7 +277,7 @@ pub struct MockQp {
     pub(super) shared: Arc<QpShared>,
 }
 
-/// Pausing has no effect on what the test does itself.
+/// Pausing has no effect on requests that the test completes itself.
 impl PauseHca for MockHca {
     fn pause(&self) -> bool {
         !self.0.paused.swap(true, Ordering::SeqCst)

@@ -27,7 +27,7 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::cast_possible_truncation,
-    reason = "a test guest that goes wrong ends the test"
+    reason = "a panic of the test guest fails the test"
 )]
 
 mod buffer;

@@ -157,7 +157,7 @@ impl DriverRing {
     pub(super) fn drain(&self) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         while let Some(slot) = self.has_data() {
-            assert!(out.len() < self.nominal as usize, "the ring is fuller than it can be");
+            assert!(out.len() < self.nominal as usize, "the ring has more elements than its size");
             out.push(self.memory.read_vec(self.slot(slot), self.stride as usize));
             self.consume();
         }

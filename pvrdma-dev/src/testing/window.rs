@@ -18,7 +18,7 @@ const PAGE: usize = 4096;
 
 /// Moment at which a test may run an action, see [`WindowPages::at`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-#[expect(missing_docs, reason = "each is what its name says")]
+#[expect(missing_docs, reason = "the names describe the moments")]
 pub enum Moment {
     BeforeMap,
     AfterMap,

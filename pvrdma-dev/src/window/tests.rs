@@ -67,7 +67,7 @@ fn a_page_is_hot_after_more_than_64_doorbells_in_a_millisecond() {
     assert_eq!(ring(&Heat::default(), &policy, &clock, 16 * MICROSECOND, 100_000), None);
     let heat = Heat::default();
     assert_eq!(ring(&heat, &policy, &clock, 16 * MICROSECOND, 64), None);
-    assert_eq!(ring(&heat, &policy, &clock, 10 * MICROSECOND, 129), Some(66), "the slow ones counted are 65");
+    assert_eq!(ring(&heat, &policy, &clock, 10 * MICROSECOND, 129), Some(66), "65 slow doorbells counted");
     let forced = WindowPolicy::choose(DoorbellMode::Mapped, processors(1, 1, 1)).unwrap();
     assert_eq!(ring(&Heat::default(), &forced, &clock, MILLISECOND, 1), Some(1));
 }
@@ -129,7 +129,7 @@ fn the_watcher_spins_naps_and_lets_go() {
 /// The page of a process that polls and finds nothing is revoked less and less often; after an absence this starts
 /// over.
 #[test]
-fn who_comes_back_at_once_stays_for_longer() {
+fn a_page_that_is_touched_again_at_once_stays_longer() {
     let mut pacer = Pacer::new(&auto());
     let mut now = MILLISECOND;
     for wanted in [2, 4, 8, 16, 32, 64, 100, 100] {
@@ -147,7 +147,7 @@ proptest! {
     /// Whatever it finds, a watcher sleeps only when no page is memory, and pages without activity trap again in
     /// bounded time.
     #[test]
-    fn pages_do_not_stay_for_ever(steps in proptest::collection::vec((0..3u32, 0..200u64, any::<bool>()), 1..200)) {
+    fn pages_do_not_stay_forever(steps in proptest::collection::vec((0..3u32, 0..200u64, any::<bool>()), 1..200)) {
         let mut pacer = Pacer::new(&auto());
         let (mut now, mut worked, mut mapped) = (0, 0, false);
         for (moved, time, map) in steps {

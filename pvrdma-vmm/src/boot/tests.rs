@@ -64,7 +64,7 @@ fn everything_is_where_the_kernel_looks() {
 }
 
 #[test]
-fn what_cannot_be_booted_is_named() {
+fn the_obstacle_to_a_boot_is_named() {
     let good = image(|_| {});
     let refused = |kernel: &Path, initramfs: Option<&Path>, line: &str| {
         format!("{:#}", try_load(kernel, initramfs, line).map(drop).unwrap_err())

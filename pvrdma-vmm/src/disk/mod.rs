@@ -135,7 +135,7 @@ impl Disk {
         Ok(Self { image, memory, interrupts, registers, written, config })
     }
 
-    /// Interrupts the guest after a restore, because an interrupt may have been on its way when the state was saved.
+    /// Interrupts the guest after a restore, because an interrupt may have been in transit when the state was saved.
     /// Then serves all available requests.
     pub(crate) fn resume(&self) {
         let (running, vector) = {

@@ -52,7 +52,7 @@ impl Registers {
         self.queue.reset();
     }
 
-    /// Returns the state for a stream. What is offered is of the device.
+    /// Returns the state for a stream. The offered features are not saved, because they belong to the device.
     pub(super) fn save(&self) -> DiskRegisters {
         let Self { offered: _, accepted, offered_select, accepted_select, config_vector, .. } = *self;
         let Self { status, queue_select, vector, ref queue, .. } = *self;

@@ -147,7 +147,7 @@ fn written_memory_is_logged() {
 }
 
 #[test]
-fn what_is_not_on_the_disk_is_an_error() {
+fn accesses_outside_of_the_disk_are_errors() {
     let mut driver = Driver::up(false);
     for (kind, sector, data, status) in [
         (0, 8, (PAGE_A, 512, true), 1),

@@ -24,7 +24,7 @@ pub(crate) fn save(vm: &VmFd) -> Result<Controllers> {
     })
 }
 
-/// Sets the state. The guest's clock goes on from the time of the save.
+/// Sets the state. The guest's clock continues from the time of the save.
 ///
 /// # Errors
 /// KVM does not take a part of it.

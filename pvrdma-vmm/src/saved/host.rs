@@ -53,8 +53,8 @@ pub(crate) fn check_machine(found: &Hello, own: &Hello) -> Result<()> {
     Ok(())
 }
 
-/// Compares the model of the processor and its features. `here` is what KVM offers on this host. Returns the features
-/// of the guest.
+/// Compares the model of the processor and its features. `here` has the features that KVM offers on this host. Returns
+/// the features of the guest.
 pub(crate) fn check_processor(found: &Hello, here: &[kvm_cpuid_entry2]) -> Result<Vec<kvm_cpuid_entry2>> {
     ensure!(found.cpuid.len() <= kvm_bindings::KVM_MAX_CPUID_ENTRIES, "the state has {} leaves", found.cpuid.len());
     let theirs = found.cpuid.iter().map(|bytes| processor::decode::<kvm_cpuid_entry2>("CPUID", bytes));

@@ -6,7 +6,7 @@
 //! | `messages` | the content of frames, except memory and the state of the two functions |
 //! | `pages` | guest memory: runs of pages that are not zero, or that were written |
 //! | `dirty` | sets of written pages |
-//! | `write_log` | what writes to the memory of a machine: its processors by KVM, its functions, its disks |
+//! | `write_log` | the log of writes to the memory of a machine: by its processors (KVM), its functions and its disks |
 //! | `machine` | all parts of a stopped machine |
 //! | `processor` | registers of a processor, by KVM |
 //! | `controllers` | interrupt controllers, timer and clock, by KVM |

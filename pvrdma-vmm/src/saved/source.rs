@@ -105,7 +105,7 @@ fn is_closed(error: &Error) -> bool {
     io.is_some_and(|error| matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset))
 }
 
-/// Counts what was sent, and reports each round.
+/// Counts the pages that were sent, and reports each round.
 struct Progress {
     last: Round,
     report: Box<dyn FnMut(Round) + Send>,

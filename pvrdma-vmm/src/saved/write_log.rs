@@ -26,7 +26,7 @@ impl MachineLog {
 
     /// Starts the log.
     pub(crate) fn start(self) -> Result<Self> {
-        // From here on, an error drops the value, which ends what has started.
+        // From here on, an error drops the value, which stops the logs that have started.
         let ranges: Vec<_> = self.vm.memory().iter().map(|region| (region.start_addr().0, region.len())).collect();
         for space in &self.functions {
             let budget = MemoryBudget::new(MemoryBudget::DEFAULT_LIMIT);

@@ -52,7 +52,7 @@ fn a_socket_feeds_the_port_as_fast_as_the_guest_reads() {
 /// A driver reads a limited number of bytes and then checks whether more are pending. Without a positive answer it
 /// waits for an interrupt, which does not come for bytes that have already arrived.
 #[test]
-fn a_driver_that_stops_reading_is_told_of_the_rest() {
+fn a_driver_that_stops_reading_is_interrupted_for_the_rest() {
     const INTERRUPT_IDENTIFICATION: u16 = 2;
     const NOTHING: u8 = 0xc1;
     let folder = tempfile::tempdir().unwrap();

@@ -237,7 +237,7 @@ fuzz_target!(|data: &[u8]| {
                 travels(&config);
                 let mut without = config.clone();
                 without.remove_device(&name, |network| before.networks.iter().any(|known| known.name == network));
-                assert_eq!(without, before, "it is not taken away as it was added");
+                assert_eq!(without, before, "a removal does not undo the addition");
             }
             Err(_) => assert_eq!(config, before, "refused, and changed all the same"),
         }

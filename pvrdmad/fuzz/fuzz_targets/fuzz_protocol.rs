@@ -73,7 +73,7 @@ fn control(line: &[u8]) {
     }
 }
 
-/// What is in a frame, on either socket.
+/// Parses a frame as each message that either socket carries.
 fn content(frame: &[u8]) {
     let _ = HostRequest::parse(frame);
     let Ok(message) = serde_json::from_slice::<Incoming<'_>>(frame) else { return };

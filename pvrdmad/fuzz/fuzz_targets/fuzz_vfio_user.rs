@@ -36,7 +36,7 @@ const MAX_MESSAGES: usize = 60;
 
 const BARS: [u64; 3] = [0x4000, 0x1000, 0x10_0000];
 
-/// What a client sends.
+/// Message of a client.
 #[derive(Arbitrary, Debug)]
 struct Message {
     command: Choice<u16>,

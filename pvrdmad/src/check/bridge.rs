@@ -70,7 +70,7 @@ mod tests {
 
     use super::*;
 
-    /// Creates what the kernel shows of a tap `vm7` and a tunnel `vx7` in a bridge `br7`.
+    /// Creates the folders of sysfs for a tap `vm7` and a tunnel `vx7` in a bridge `br7`.
     fn interfaces() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let write = |file: &str, text: &str| {

@@ -53,7 +53,7 @@ pub fn report(config: &Config) -> Report {
     for network in &config.networks {
         look_at_network(network, &mut report);
     }
-    say_what_is_resident(config, &mut report);
+    report_pin_default(config, &mut report);
     if let Some(shortage) = rlimits::shortage(config) {
         let name = format!("device {}", shortage.device);
         report.warning(&Subject { name: &name, key: "pin" }, shortage.problem(), Shortage::REMEDY);
@@ -62,7 +62,7 @@ pub fn report(config: &Config) -> Report {
 }
 
 /// Warns about a changed default: earlier versions locked all guest memory unless `pin` said otherwise.
-fn say_what_is_resident(config: &Config, report: &mut Report) {
+fn report_pin_default(config: &Config, report: &mut Report) {
     let names = config.devices().filter(|(_, device)| device.pin == Pin::Registered);
     let names: Vec<_> = names.map(|(_, device)| device.config.name.as_str()).collect();
     if !names.is_empty() {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_fail() {
+    fn problems_are_found() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().display();
         fs::write(folder.path().join("plain"), "").unwrap();

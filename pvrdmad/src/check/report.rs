@@ -21,7 +21,7 @@ pub struct Report {
     findings: Findings,
 }
 
-/// Subject of findings: what it is called, and its key.
+/// Subject of findings: its name for people, and its key.
 pub(super) struct Subject<'a> {
     pub(super) name: &'a str,
     pub(super) key: &'a str,

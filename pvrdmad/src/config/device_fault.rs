@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_form_tells_uplinks_and_devices_apart() {
+    fn the_form_distinguishes_uplinks_and_devices() {
         assert!(FaultArg::of_uplink(&args("loss:0.01/seed:7")).is_ok());
         assert_eq!(FaultArg::of_uplink(&args("off")), Ok(FaultWord(None)));
         assert_eq!(FaultArg::of_device(&args("off")), Ok(Vec::new()));

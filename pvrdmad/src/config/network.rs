@@ -205,7 +205,7 @@ impl NetworkSpec {
 mod tests {
     use super::*;
 
-    /// C10: the line rate of congestion control used to be a constant.
+    /// Regression (C10): the line rate of congestion control was a constant.
     #[test]
     fn an_interface_reports_its_speed() {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -213,7 +213,7 @@ mod tests {
             fs::write(file.path(), text).unwrap();
             assert_eq!(speed(file.path()), bytes, "{text:?}");
         }
-        assert_eq!(speed(Path::new("/sys/class/net/lo/speed")), None, "it does not know");
+        assert_eq!(speed(Path::new("/sys/class/net/lo/speed")), None, "the loopback interface has no speed");
         let rate = |text| resolve(text).unwrap().line_rate();
         assert_eq!(rate("name=a,uplink=af_packet:lo,link-rate=1G"), Some(125_000_000));
         assert_eq!((rate("name=a,uplink=af_packet:lo"), rate("name=a,uplink=unix:/n")), (None, None));
@@ -224,10 +224,10 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_together() {
+    fn compatible_keys_are_accepted() {
         let plain = resolve("name=n").unwrap();
         assert_eq!((plain.name.as_str(), plain.uplink, plain.vlan), ("n", None, VlanMode::Untagged));
-        assert_eq!(plain.mtu, 9000, "what the cards carry");
+        assert_eq!(plain.mtu, 9000, "the default without an uplink");
         let unix = resolve("name=n,uplink=unix-dgram:/a:/b,vlan=42").unwrap();
         assert_eq!((unix.mtu, unix.vlan), (1500, VlanMode::Access(42)));
         assert_eq!(resolve("name=n,vlan=trunk").unwrap().vlan, VlanMode::Trunk);

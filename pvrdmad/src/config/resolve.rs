@@ -354,7 +354,7 @@ mod tests {
         let error = load(&["name=default,link-rate=9.9G"], &fits).unwrap_err();
         assert!(error.contains("promised 10Gbit/s together, and it carries 9900Mbit/s (link-rate)"), "{error}");
         let error = load(&[], &fits).unwrap_err();
-        assert!(error.contains("min-rate needs to know what network default carries (link-rate=RATE)"), "{error}");
+        assert!(error.contains("min-rate needs the capacity of network default (link-rate=RATE)"), "{error}");
         let one = ["name=0,uplink=tap:t,link-rate=1G,min-rate=1G"];
         assert!(load(&[], &one).is_ok());
     }
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_in_one_network() {
+    fn differing_keys_of_one_network_are_refused() {
         for (first, second, word) in [
             ("uplink=tap:t", "uplink=tap:t,mtu=9000", "mtu is another than that of 0"),
             ("uplink=tap:t", "uplink=tap:t,fault=loss:0.1", "fault is another"),
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_together() {
+    fn contradictory_keys_are_refused() {
         for (networks, devices, word) in [
             (&["name=red"][..], &["name=0,network=reed"][..], "no network 'reed'; did you mean 'red'?"),
             (&["name=a"], &["name=0,network=a,uplink=tap:t"], "network names a network that is described elsewhere"),

@@ -40,7 +40,7 @@ fn checked(share: ShareConfig) -> Result<ShareConfig, String> {
     }
     if let Some(burst) = burst {
         if max_rate.is_none() {
-            return Err("burst is what may exceed max-rate (max-rate=RATE)".to_owned());
+            return Err("burst needs a max-rate, which it may exceed (max-rate=RATE)".to_owned());
         }
         if !BURSTS.contains(&burst) {
             return Err(format!("burst {burst} is not one of {} to {}", BURSTS.start(), BURSTS.end()));
@@ -125,7 +125,7 @@ impl Network {
             let Some(promised) = share.min_rate else { continue };
             sum = sum.saturating_add(promised);
             let problem = match self.link_rate {
-                None => format!("min-rate needs to know what network {} carries (link-rate=RATE)", self.name),
+                None => format!("min-rate needs the capacity of network {} (link-rate=RATE)", self.name),
                 Some(rate) if sum > rate.bytes() => format!(
                     "min-rate: devices of network {} are promised {} together, and it carries {rate} (link-rate)",
                     self.name,
@@ -158,7 +158,7 @@ mod tests {
         let off = set(share, &[("max-rate", "off"), ("burst", "off"), ("weight", "100")]);
         assert_eq!(off, Ok(ShareConfig::default()));
         for (key, value, word) in [
-            ("max-rate", "off", "burst is what may exceed max-rate"),
+            ("max-rate", "off", "burst needs a max-rate"),
             ("min-rate", "3G", "min-rate 3Gbit/s is above max-rate 2500Mbit/s"),
             ("weight", "0", "1 to 1000"),
             ("weight", "99999999999", "1 to 1000"),
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_together() {
+    fn compatible_keys_are_accepted() {
         let share = |keys: &str| format!("name=a,{keys}").parse::<DeviceSpec>().and_then(|spec| spec.share());
         assert_eq!(share("pin=off"), Ok(ShareConfig::default()));
         let all = share("weight=300,max-rate=10G,burst=1000000,qp-max-rate=1G,min-rate=500M").unwrap();

@@ -152,7 +152,7 @@ fn ways_to_write_a_value() {
 
 /// An error about a whole device or network names the line at which the file describes it.
 #[test]
-fn what_is_wrong_as_a_whole_has_a_line() {
+fn an_error_of_a_whole_table_has_a_line() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pvrdmad.toml");
     let said = |text: &str, devices: &[&str]| {

@@ -111,7 +111,7 @@ impl SandboxMode {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkState {
-    /// It carries what there is.
+    /// It carries traffic.
     #[default]
     Up,
     /// It carries nothing, in neither direction.

@@ -128,7 +128,7 @@ pub fn share(path: &Path, device: &str, set: BTreeMap<String, String>) -> Result
 }
 
 /// Asks a running daemon to upgrade a network, or all networks, or with `daemon` itself, and returns the result for
-/// each network. With `check` the daemon only returns what would prevent that.
+/// each network. With `check` the daemon only returns the obstacles.
 ///
 /// # Errors
 /// No daemon answers, there is no such network, or the answer is invalid.
@@ -265,7 +265,7 @@ mod tests {
 
     /// A user without access is told who owns the socket.
     #[test]
-    fn somebody_elses_socket() {
+    fn a_socket_of_another_user_is_named() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let denied = || io::ErrorKind::PermissionDenied.into();
         let said = format!("{:#}", unreachable(file.path(), denied()));

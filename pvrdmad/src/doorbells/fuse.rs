@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_read_as_zeros_and_told() {
+    fn a_page_is_read_as_zeros_and_reported() {
         assert_eq!(read(FILE, 3 * 4096, 4096), (vec![0; 4096], None, vec![3]));
         // Read-ahead and accesses outside of the file are refused.
         for (node, offset, size) in
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn who_serves_nothing_is_told_so() {
+    fn serving_a_file_that_is_no_connection_fails() {
         let connection = Connection::new(File::open("/proc/self/mem").unwrap().into(), 8);
         assert!(connection.serve(&mut vec![0; REQUEST], |_| ()).is_err());
     }

@@ -24,21 +24,20 @@ const NAP: u64 = 20_000;
 const LONGEST_NAP: u64 = 50_000;
 /// Idle time after which the pages are taken away.
 const WARM: u64 = 2_000_000;
-/// A page that is touched within this time after it was taken away belongs to a process that polls its own page by
-/// storing to it.
+/// A process whose page is touched within this time after it was taken away polls the page by storing to it.
 const SPINNER: u64 = 100_000;
-/// A page that is touched this many times in total while no work is found does as well.
+/// So does a process if pages are touched this many times in total while no work is found.
 const VAIN: u32 = 4;
-/// While a process stores to its page without posting work, a rest lasts this fraction of the time since the last
-/// activity: a later post is delayed by at most this fraction of the time that its process has waited,
+/// Divisor of the time since the last activity: the result is the length of a rest while a process stores to its page
+/// without posting work. A later post is thus delayed by at most this fraction of the time that its process has waited.
 const REST_PART: u64 = 8;
-/// and by at most this time.
+/// Longest rest, which also limits that delay.
 const LONGEST_REST: u64 = 2_000_000;
-/// Spinning is evaluated in periods of this length:
+/// Spinning time after which its effect on other threads is evaluated.
 const JUDGED: u64 = 10_000_000;
-/// a watcher that lacked a processor for more than a twentieth of a period delays other threads as well,
+/// Divisor of the evaluated time: a watcher that lacked a processor for longer than the result delays other threads.
 const CROWDED: u64 = 20;
-/// and stops spinning for this time: first value and maximum.
+/// Time for which such a watcher stops spinning: first value and maximum.
 const PAUSE: (u64, u64) = (1_000_000_000, 60_000_000_000);
 /// First time for which the pages are left to a process that stores to them without posting work. It doubles up to the
 /// maximum below.
@@ -181,7 +180,7 @@ mod tests {
     const MILLISECOND: u64 = 1_000_000;
 
     #[test]
-    fn it_sleeps_until_somebody_touches() {
+    fn it_sleeps_until_a_page_is_touched() {
         let mut pacer = Pacer::new(false);
         assert_eq!(pacer.next(1_000 * MILLISECOND), Step::Block);
         pacer.touched(1_000 * MILLISECOND, 1_001 * MILLISECOND);
@@ -256,7 +255,7 @@ mod tests {
 
     /// A process that polls does not slow down the other processes, which post work.
     #[test]
-    fn who_is_touched_at_work_stays_at_work() {
+    fn a_touch_during_work_does_not_end_it() {
         let mut pacer = Pacer::new(false);
         pacer.worked(100);
         pacer.touched(150, 160);
@@ -281,7 +280,7 @@ mod tests {
 
     /// A process that stores to its page all the time causes naps and ever fewer invalidations, but no spinning.
     #[test]
-    fn who_only_touches_gets_little() {
+    fn a_process_that_only_touches_causes_little_work() {
         let mut pacer = Pacer::new(true);
         let (mut now, mut naps, mut arms) = (MILLISECOND, 0_u64, 0_u64);
         pacer.touched(now, now);
@@ -308,7 +307,7 @@ mod tests {
 
     /// The same holds when each touch comes a moment after the pages were taken away.
     #[test]
-    fn who_touches_at_once_is_one_who_spins() {
+    fn a_touch_at_once_is_of_a_spinning_process() {
         let mut pacer = Pacer::new(true);
         pacer.armed(1_000);
         pacer.touched(1_000 + SPINNER, 5 * MILLISECOND);
@@ -320,7 +319,7 @@ mod tests {
 
     /// On a busy machine even a process that stores all the time touches its page late.
     #[test]
-    fn who_touches_in_vain_again_and_again_is_one_who_spins() {
+    fn repeated_touches_in_vain_are_of_a_spinning_process() {
         let mut pacer = Pacer::new(true);
         let touched = |pacer: &mut Pacer, now| {
             pacer.armed(now);
@@ -337,7 +336,7 @@ mod tests {
     /// The delay until a post is found is a fraction of the time that its process has waited, unless one of its
     /// requests completes.
     #[test]
-    fn who_polls_in_vain_rests_ever_longer() {
+    fn polling_in_vain_rests_ever_longer() {
         let mut pacer = Pacer::new(true);
         pacer.worked(0);
         pacer.refused(2 * MILLISECOND);

@@ -106,7 +106,7 @@ impl Pages {
     /// that it has read.
     ///
     /// # Errors
-    /// The thread has ended, or is stuck; it goes on then.
+    /// The thread has ended, or is stuck; it continues in that case.
     pub(super) fn stop(&self) -> io::Result<StoppedPages<'_>> {
         // First, because a thread that takes a page away waits for this process to answer the kernel.
         let kept = self.flags.keep();
@@ -130,7 +130,7 @@ impl Pages {
         }
     }
 
-    /// Ends a thread that has not begun to answer: another process goes on.
+    /// Ends a thread that has not begun to answer: another process serves the pages.
     pub(super) fn leave(&self) {
         let mut turn = self.turn.lock();
         if *turn == Turn::There {

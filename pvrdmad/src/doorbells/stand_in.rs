@@ -98,7 +98,7 @@ pub(super) fn serve(stream: UnixStream) -> Result<()> {
         let ready: Vec<bool> = ready.collect();
         drop(poll);
         let mut ready = ready.into_iter();
-        guarded.retain_mut(|one| !ready.next().unwrap_or(false) || one.go_on(&mut buffer));
+        guarded.retain_mut(|one| !ready.next().unwrap_or(false) || one.handle_event(&mut buffer));
         if said && let Some(stream) = &supervisor {
             match receive(stream)? {
                 Said::Guard(one) if guarded.len() < FILES => guarded.push(one),
@@ -118,7 +118,7 @@ pub(super) fn serve(stream: UnixStream) -> Result<()> {
 
 impl Guarded {
     /// Handles an event. Returns `false` if the file no longer needs to be guarded.
-    fn go_on(&mut self, buffer: &mut [u8]) -> bool {
+    fn handle_event(&mut self, buffer: &mut [u8]) -> bool {
         if self.life.take().is_some() {
             return self.begin();
         }
@@ -150,7 +150,7 @@ impl Guarded {
             Err(problem) if problem.raw_os_error() == Some(libc::ENODEV) => false,
             Err(problem) => {
                 // Log: once for a file.
-                error!("doorbell pages: what was left unanswered is lost: {problem}");
+                error!("doorbell pages: unanswered requests are lost: {problem}");
                 true
             }
         }

@@ -159,7 +159,7 @@ fn toucher() {
 #[expect(unsafe_code, reason = "advice, of which the C library has an unsafe function only")]
 fn advise_huge(mapping: &Mapping) {
     let (address, size) = (mapping.0.as_ptr(), mapping.0.size());
-    // SAFETY: it is a mapping of this size, and the advice changes nothing of what is in it.
+    // SAFETY: it is a mapping of this size, and the advice does not change its content.
     assert_eq!(unsafe { libc::madvise(address.cast(), size, libc::MADV_HUGEPAGE) }, 0);
 }
 
@@ -202,7 +202,7 @@ fn a_client_cannot_cut_the_file_short() {
 
 /// Pages of a device that has ended still belong to a running VMM.
 #[test]
-fn pages_are_served_until_nobody_has_them() {
+fn pages_are_served_until_their_last_mapping_ends() {
     let Some(place) = Place::new(8) else { return };
     let mapping = place.map();
     let watcher = Watcher::start(&place.watch, Rings::new(8), false).unwrap();
@@ -240,7 +240,7 @@ fn pages_are_served_in_place_of_a_process_that_closes_nothing() {
 /// Only a touch wakes the watcher. A slow store may count as two: the page may be taken away before the store is
 /// retried.
 #[test]
-fn who_looks_at_rings_sleeps_until_a_page_is_touched() {
+fn the_watcher_sleeps_until_a_page_is_touched() {
     let Some(place) = Place::new(8) else { return };
     let (mapping, rings) = (place.map(), Rings::new(8));
     let watcher = Watcher::start(&place.watch, Arc::<Rings>::clone(&rings), false).unwrap();
@@ -389,7 +389,7 @@ impl MappedDoorbells for LatePost {
 /// A post just before the pages are taken away is found only by the poll after that: a watcher that omits this poll
 /// goes to sleep with work pending, and no touch wakes it.
 #[test]
-fn the_look_after_the_pages_were_taken_away_finds_what_nothing_else_does() {
+fn the_poll_after_a_revocation_finds_the_last_posts() {
     for forgets in [false, true] {
         let Some(place) = Place::new(8) else { return };
         let (mapping, device) = (place.map(), LatePost::new(place.map(), forgets));

@@ -126,11 +126,7 @@ impl DoorbellWatcher for Watch {
         }
         if let Err(error) = self.pages.take_away(page) {
             self.counts.doorbell_arms_failed.increment();
-            self.log.error(
-                module_path!(),
-                &self.name,
-                format_args!("doorbell page {page} keeps what is in it: {error}"),
-            );
+            self.log.error(module_path!(), &self.name, format_args!("doorbell page {page} keeps its content: {error}"));
             // The page counts as touched, because stores to a present page cause no request.
             self.wake();
         }

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked() {
+    fn requests_are_recognized() {
         let judged = |head: &str| judge(head.as_bytes());
         let metrics = |body, format| Verdict::Metrics { body, format };
         let (new, old) = (Format::OpenMetrics, Format::Classic);

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_the_most_gives_way() {
+    fn the_origin_with_the_most_connections_gives_way() {
         let [a, b, c] = [Origin::Host(1), Origin::Host(2), Origin::User(1)];
         let origins = [a, b, c, b, a, b];
         let chosen: Vec<_> = (0..4).map(|drawn| one_of_the_most(&origins, drawn).unwrap()).collect();

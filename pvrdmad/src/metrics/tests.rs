@@ -31,7 +31,7 @@ fn ask(mut stream: impl Read + Write, request: &str) -> String {
 const GET: &str = "GET /metrics HTTP/1.1\r\n\r\n";
 
 #[test]
-fn metrics_are_told_and_nothing_else() {
+fn only_metrics_are_served() {
     let (_server, folder) = served(|| Ok("# EOF\n".to_owned()));
     let told = ask(connect(&folder), GET);
     let (head, body) = told.split_once("\r\n\r\n").unwrap();
@@ -152,7 +152,7 @@ fn while_the_text_is_gathered_others_are_answered() {
 
 /// Attack: many requests at once, or repeated requests. The networks are asked at most ten times a second.
 #[test]
-fn who_asks_soon_after_gets_the_same() {
+fn repeated_requests_get_the_same_text() {
     let gathered = Instant::now();
     let after = |milliseconds| gathered + Duration::from_millis(milliseconds);
     // The request preceded the text, so it waited for it.

@@ -306,7 +306,7 @@ mod tests {
     /// The schema describes exactly the accepted calls: its examples are valid, and become invalid without a required
     /// parameter or with an unknown one.
     #[test]
-    fn the_schema_is_what_is_taken() {
+    fn the_schema_describes_the_accepted_calls() {
         let schema: Value = serde_json::from_str(include_str!("../../packaging/control.schema.json")).unwrap();
         let mut described = Vec::new();
         for definition in schema["oneOf"].as_array().unwrap() {

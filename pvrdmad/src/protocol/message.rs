@@ -137,14 +137,14 @@ pub enum Request {
         /// Starts the installed program, which replaces the whole daemon and takes all networks at once.
         #[serde(default)]
         daemon: bool,
-        /// Only checks what would prevent the upgrade.
+        /// Only checks for obstacles.
         #[serde(default)]
         check: bool,
     },
     /// Gives all networks, and all sockets of the daemon, to the calling process, which is the next daemon. The
     /// connection carries them afterwards. Only root and the user of this daemon may call this.
     Replace {
-        /// Version of what the connection carries.
+        /// Version of the replacement protocol.
         version: u32,
     },
     /// Subscribes to all events from now on. After the reply, the connection carries only events.
@@ -205,14 +205,14 @@ pub enum Request {
         #[serde(default)]
         doorbells: DoorbellSetup,
     },
-    /// Internal: returns what prevents a hand-over to a new worker.
+    /// Internal: returns the obstacles to a hand-over to a new worker.
     CheckHandOver {
         /// Bytes that the new worker may lock in memory. `None` without a limit.
         lockable: Option<u64>,
     },
     /// Internal: gives all devices to the worker at the other end of the socket that comes with the request. With a
-    /// second socket, the giver writes a byte to it once the other worker is ready, and goes on when it reads one. The
-    /// process ends after the reply, unless that is an error.
+    /// second socket, the giver writes a byte to it once the other worker is ready, and continues when it reads one.
+    /// The process ends after the reply, unless that is an error.
     HandOver {},
     /// Internal: takes over all expected devices from the worker at the other end of the socket that comes with the
     /// request.

@@ -22,7 +22,7 @@ fn frame(received: Received) -> Frame {
 }
 
 #[test]
-fn frames_come_out_as_they_went_in_however_they_are_cut() {
+fn frames_are_unchanged_however_they_are_cut() {
     let [a, b] = pair();
     b.set_nonblocking(true).unwrap();
     let mut reader = FrameReader::new();
@@ -44,7 +44,7 @@ fn frames_come_out_as_they_went_in_however_they_are_cut() {
 }
 
 #[test]
-fn what_is_announced_takes_no_memory_before_it_comes() {
+fn an_announced_length_takes_no_memory_before_the_data() {
     let [a, b] = pair();
     b.set_nonblocking(true).unwrap();
     let mut reader = FrameReader::new();
@@ -84,7 +84,7 @@ fn descriptors_belong_to_their_frame() {
 }
 
 #[test]
-fn descriptors_that_nobody_wants_end_it() {
+fn unexpected_descriptors_end_the_connection() {
     let [a, b] = pair();
     let (mut reader, writer) = std::io::pipe().unwrap();
     send(&a, &encode(&1).unwrap(), &[writer.as_fd(); 3]).unwrap();
@@ -102,7 +102,7 @@ fn descriptors_that_nobody_wants_end_it() {
 }
 
 #[test]
-fn requests_are_what_the_control_socket_takes() {
+fn requests_are_those_of_the_control_socket() {
     let request: Request = serde_json::from_value(json!({"request": "status"})).unwrap();
     assert!(matches!(request, Request::Status { .. }) && !request.is_internal());
     let request = json!({"request": "show", "device": "vm0", "object": "qp"});

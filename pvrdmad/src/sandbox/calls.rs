@@ -192,7 +192,7 @@ const FIND_DATA: Call = when(
 
 static GUEST: Group = Group {
     name: "guest",
-    purpose: "running what guests ask for: locking memory, interrupts, sending frames, making eventfds and timers, counting what a link lost, whose process a client is",
+    purpose: "running requests of guests: locking memory, interrupts, sending frames, making eventfds and timers, counting lost frames of a link, identifying the process of a client",
     calls: &[
         call("eventfd2", libc::SYS_eventfd2),
         // Tells whether an access to guest memory slept.
@@ -239,7 +239,7 @@ static ACCEPT: Group = Group { name: "accept", purpose: "new clients", calls: &[
 
 static ASK: Group = Group {
     name: "ask",
-    purpose: "asking the supervisor for what the process cannot do, and waiting for its reply",
+    purpose: "requests to the supervisor for operations that the process cannot do, and waiting for its reply",
     calls: &[
         call("recvmsg", libc::SYS_recvmsg),
         SEND,
@@ -470,7 +470,7 @@ static ADAPTER: Group = Group {
             "openat",
             libc::SYS_openat,
             &[&[without(2, libc::O_CREAT | libc::O_TRUNC | TMPFILE)]],
-            "what is there, as far as Landlock lets it",
+            "existing files, as far as Landlock permits",
         ),
         call("pread64", libc::SYS_pread64),
         call("pselect6", libc::SYS_pselect6),

@@ -1,4 +1,4 @@
-//! Drops capabilities, and restricts what other processes may do to this one.
+//! Drops capabilities, and denies other processes access to this one.
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use rustix::thread::{

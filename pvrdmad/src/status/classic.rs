@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_older_format_lacks() {
+    fn the_older_format_lacks_units() {
         let new = "# HELP a_b Some counter.\n# TYPE a_b counter\n# UNIT a_b bytes\na_b_total{x=\"# y\"} 1\n\
                    # HELP c A gauge of a_b.\n# TYPE c gauge\nc 2\n# EOF\n";
         let old = "# HELP a_b_total Some counter.\n# TYPE a_b_total counter\na_b_total{x=\"# y\"} 1\n\

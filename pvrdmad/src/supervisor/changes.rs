@@ -1,6 +1,6 @@
 //! Changes of a network while it runs.
 //!
-//! The plan is authoritative: every new worker is given what is planned. A device is planned only once the current
+//! The plan is authoritative: every new worker is started from it. A device is planned only once the current
 //! worker has accepted it, so that a device cannot make the start of a later worker fail. Removals and other changes
 //! are written to the plan first. A worker that does not confirm a change either applies it when it resumes, or is
 //! replaced by a worker that starts from the plan.
@@ -184,7 +184,7 @@ impl Network {
         process.hand_over(deadline)
     }
 
-    /// Returns what prevents a hand-over, if anything does.
+    /// Returns the obstacles to a hand-over, if there are any.
     pub(super) fn obstacles(&self, deadline: Instant) -> Option<String> {
         let Runs::Process(_) = &*self.runs else {
             return Some("it has no process of its own (isolate=none)".to_owned());

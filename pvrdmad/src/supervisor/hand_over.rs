@@ -18,7 +18,7 @@ use crate::events::Event;
 use crate::protocol::{Reply, Request};
 use crate::rlimits;
 
-/// Returns the request for what prevents a hand-over. A new worker has the limits of this process.
+/// Returns the request for the obstacles to a hand-over. A new worker has the limits of this process.
 pub(super) fn check_request() -> Request {
     Request::CheckHandOver { lockable: rlimits::lockable() }
 }

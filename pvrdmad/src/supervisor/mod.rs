@@ -362,7 +362,7 @@ impl Supervisor {
     }
 
     /// Replaces the workers of a network, or of all networks, by new ones that take the devices with their clients.
-    /// Returns the result for each network. With `check`, only returns what would prevent that.
+    /// Returns the result for each network. With `check`, only returns the obstacles.
     ///
     /// # Errors
     /// There is no such network.

@@ -69,7 +69,7 @@ pub(super) struct Life {
     pub(super) running: Option<(u32, Arc<Connection>)>,
     /// Number of workers that ended and were to be replaced.
     pub(super) restarts: u64,
-    /// How the last one of them ended.
+    /// End of the last one of them.
     pub(super) last_end: Option<String>,
     /// No other worker will start.
     over: bool,

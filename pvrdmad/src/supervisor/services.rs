@@ -103,7 +103,7 @@ impl Services {
         [clients.connected.clone(), clients.lost.clone()]
     }
 
-    /// Sets what [`Self::clients`] returned in another process.
+    /// Restores the result of [`Self::clients`] of another process.
     pub(super) fn adopt_clients(&self, [connected, lost]: [BTreeSet<String>; 2]) {
         *self.clients.lock() = Clients { connected, kept: BTreeSet::new(), lost };
     }
@@ -142,7 +142,7 @@ impl Services {
         self.clients.lock().lost.iter().cloned().collect()
     }
 
-    /// Cleans up after a worker that has ended. Returns what became of its clients.
+    /// Cleans up after a worker that has ended. Returns its clients, by whether a keeper still holds them.
     pub(super) fn worker_ended(&self) -> LeftClients {
         let keepers = self.keepers.worker_ended();
         for address in std::mem::take(&mut *self.held.lock()) {

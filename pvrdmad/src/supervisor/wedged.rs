@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_seen_and_one_that_does_not_come_is_not_waited_for() {
+    fn the_end_of_a_process_is_seen_within_a_deadline() {
         let mut process = process();
         assert!(matches!(process.end_within(Duration::ZERO), Ok(None)) && !process.is_over());
         process.kill();
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_leaves_so_many_and_each_is_gone_once_it_ended() {
+    fn a_network_leaves_a_bounded_number_of_processes_behind() {
         let (wedged, events) = (Wedged::default(), Events::default());
         // A keeper does not count against the network's limit, but against its device's.
         wedged.keep(process(), "red", Some("vm1"), &events);

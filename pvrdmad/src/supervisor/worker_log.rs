@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_pass_without_what_a_terminal_obeys() {
+    fn lines_pass_without_control_characters() {
         assert_eq!(passed(b"one\ntwo", 9), "one\ntwo\n");
         assert_eq!(passed(b"\x1b[31mred\xff\r\n\n", 9), "\u{fffd}[31mred\u{fffd}\u{fffd}\n\n");
         assert_eq!(passed(b"", 9), "");
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn our_end_does_not_wait_for_a_worker_that_says_nothing() {
+    fn our_end_does_not_wait_for_a_silent_worker() {
         let (ours, theirs) = pipe().unwrap();
         let mut out = Vec::new();
         let mut log = WorkerLog::new(ours, &mut out, "red", Rate { burst: 9, each: Duration::from_secs(3600) });

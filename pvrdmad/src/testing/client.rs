@@ -1,5 +1,5 @@
 //! Messages of a hostile VMM: random ones around a valid beginning, with hostile guest memory.
-#![expect(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "for tests, which end with what goes wrong")]
+#![expect(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "for tests: a panic fails the test")]
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -120,7 +120,7 @@ impl Talk<'_> {
         MmapRegion::from_file(offset, (PAGES * PAGE) as usize).unwrap()
     }
 
-    /// Does what a VMM does: maps memory and sets interrupts.
+    /// Maps memory and sets interrupts, as a VMM does.
     fn connect(&mut self) {
         let (file, event) = (self.file.as_fd(), self.event.as_fd());
         let map = [words(&[32, 3]), longs(&[0, BUS, PAGES * PAGE])].concat();
@@ -128,8 +128,8 @@ impl Talk<'_> {
         self.send(Command::DEVICE_SET_IRQS, &words(&[20, 0x24, 2, 0, 3]), &[event; 3]);
     }
 
-    /// Does what a VMM and a network driver do, with frames for all guests in the transmit ring and with receive
-    /// buffers.
+    /// Brings the network function up like a VMM and a driver, with frames for all guests in the transmit ring and with
+    /// receive buffers.
     fn bring_up_network(&mut self, mac: MacAddr) {
         let memory = self.memory();
         let store = |at: u64, bytes: &[u8]| {
@@ -178,7 +178,7 @@ impl Talk<'_> {
         }
     }
 
-    /// Does what a VMM and a driver do, so that there are objects to attack.
+    /// Brings the device up like a VMM and a driver, so that there are objects to attack.
     fn bring_up(&mut self) {
         let memory = self.memory();
         let store = |at: u64, value: u64| memory.as_volatile_slice().write_obj(value, (at - BUS) as usize).unwrap();

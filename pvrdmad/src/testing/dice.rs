@@ -1,5 +1,5 @@
 //! Random numbers that a seed determines.
-#![expect(clippy::unwrap_used, reason = "for tests, which end with what goes wrong")]
+#![expect(clippy::unwrap_used, reason = "for tests: a panic fails the test")]
 
 use pvrdma_base::Random;
 

@@ -1,5 +1,5 @@
 //! Two guests with a lasting connection, and its traffic beside other actions.
-#![expect(clippy::unwrap_used, reason = "for tests, which end with what goes wrong")]
+#![expect(clippy::unwrap_used, reason = "for tests: a panic fails the test")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;

@@ -1,5 +1,5 @@
 //! A hostile process in a tenant's guest. It controls its queues and its doorbell page, but not the kernel.
-#![expect(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "for tests, which end with what goes wrong")]
+#![expect(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "for tests: a panic fails the test")]
 
 use pvrdma_dev::testing::{Buffer, Context, Cq, Driver, DriverRing, Mr, Path, Pd, Qp, QpInit, SendWr, access};
 use pvrdma_verbs_types::Gid;
@@ -46,7 +46,7 @@ impl HostileProcess {
             }
             5 => self.index(),
             6 => {
-                // Does what the kernel's interrupt handlers do.
+                // Polls like the kernel's interrupt handlers.
                 drop(self.driver.async_events());
                 drop(self.driver.notifications());
             }

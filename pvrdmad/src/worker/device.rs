@@ -45,7 +45,7 @@ impl std::fmt::Debug for ServedDevice {
 }
 
 impl ServedDevice {
-    /// Describes what keeps the device from moving to another host, as the log does when a VMM tries.
+    /// Describes the obstacles to a move to another host, in the words of the log when a VMM tries to move the device.
     pub(super) fn blockers(&self) -> Vec<String> {
         match &self.migratable {
             Some(function) => function.blockers(),

@@ -164,7 +164,7 @@ impl Worker {
         self.given.load(Ordering::Relaxed)
     }
 
-    /// Returns what prevents a hand-over to a new worker that may lock this number of bytes.
+    /// Returns the obstacles to a hand-over to a new worker that may lock this number of bytes.
     fn obstacles(&self, lockable: Option<u64>) -> Vec<String> {
         let devices = self.devices.lock();
         let stuck = self.stuck().into_iter();
@@ -437,6 +437,7 @@ impl Worker {
         let Reporter { faults: Some(faults), links, device, .. } = &served.reporter else { return Ok(()) };
         let (links, carrier) = (Arc::downgrade(links), Arc::clone(&self.carrier));
         faults.apply_by(move |effect| {
+            // None: the device ends. It loses its links before its faults, whose end would otherwise set them up.
             let Some(links) = links.upgrade() else { return };
             match effect {
                 DeviceEffect::Link { up } => links.hold_for_fault(!up, *carrier.lock()),

@@ -12,7 +12,7 @@ pub const REFUSED: u8 = 0xee;
 /// Payload with which a resume fails, as if memory were missing.
 pub const MEMORY_MISSING: u8 = 0xed;
 
-/// A pause, and what the test prescribes.
+/// State of a pause, and the results that the test prescribes.
 #[derive(Debug, Default)]
 pub struct Paused {
     pub paused: bool,
@@ -37,7 +37,7 @@ impl Migratable for TestFunction {
 
     fn save(&self, to: &mut dyn Write) -> Result<(), StateError> {
         let paused = self.paused.lock().unwrap();
-        assert!(paused.paused, "a running function is saved");
+        assert!(paused.paused, "a function is saved only while it is paused");
         self.note(Event::Save);
         if paused.unsavable {
             return Err("an object in the way".into());

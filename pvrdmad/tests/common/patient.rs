@@ -1,4 +1,4 @@
-//! A VMM that gives up on an answer after a timeout, and goes on with the same connection, as QEMU does.
+//! A VMM that gives up on an answer after a timeout, and continues with the same connection, as QEMU does.
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -72,7 +72,7 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// Runs a command. Returns its output and its complaints.
+    /// Runs a command. Returns its standard output and standard error, as an error if it fails.
     pub fn run(&self, words: &[&str]) -> Result<String, String> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
         let output = command.args(words).arg("--control").arg(self.path("control")).output().unwrap();

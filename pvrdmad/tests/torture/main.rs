@@ -1,17 +1,12 @@
 //! Torture test. Three tenants exchange data, of which every byte is compared, beside attackers that know everything
 //! except secrets: a guest's kernel, a process in a tenant's own guest, a peer on the wire, and a VMM. An operator
-//! makes legal changes at the worst moments. A seed decides what they do and how the devices are connected.
+//! makes legal changes at the worst moments. A seed determines their actions and the connections of the devices.
 //!
 //! `cargo test -p pvrdmad --test torture` runs many short seeds on one thread in virtual time, so that a failing seed
 //! can be repeated: `SEED=17 cargo test -p pvrdmad --test torture -- --ignored one_thread`. With `SECONDS=3600` it
 //! continues with the following seeds for that time. `all_threads` runs the same with workers, a thread for each actor,
 //! and real time; it finds races, but is not exactly repeatable.
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::cast_possible_truncation,
-    reason = "what goes wrong ends the test"
-)]
+#![expect(clippy::unwrap_used, clippy::panic, clippy::cast_possible_truncation, reason = "a panic fails the test")]
 
 mod forger;
 mod frames;
@@ -318,7 +313,7 @@ fn seeds() -> impl Iterator<Item = u64> {
 }
 
 #[test]
-fn nobody_harms_a_tenant() {
+fn attackers_do_not_harm_tenants() {
     runs(1..=24, 0);
 }
 
@@ -337,7 +332,7 @@ fn a_seed_does_the_same_again() {
 }
 
 #[test]
-fn nobody_harms_a_tenant_on_threads() {
+fn attackers_do_not_harm_tenants_on_threads() {
     runs(1..=2, WORKERS);
 }
 

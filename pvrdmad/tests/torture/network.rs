@@ -229,7 +229,7 @@ impl Network {
         false
     }
 
-    /// Does what threads would otherwise do, for a moment. Returns `false` if there was no work.
+    /// Does the work of the threads for a moment. Returns `false` if there was none.
     fn run(&self) -> bool {
         let came = self.switch.as_ref().is_some_and(|switch| switch.service());
         let ran = [&self.here, &self.beyond].map(|rxe| rxe.run_some(RUNS) > 0);

@@ -89,7 +89,7 @@ pub(crate) struct End {
     ud: Qp,
     buffer: Buffer,
     mr: Mr,
-    /// What the buffer must hold.
+    /// Expected content of the buffer.
     model: Vec<u8>,
     /// Memory that only its owner may access.
     private: Buffer,
@@ -164,7 +164,7 @@ impl End {
         self.expect(at, bytes);
     }
 
-    /// Records in the model what the peer will write.
+    /// Records data that the peer will write in the model.
     fn expect(&mut self, at: usize, bytes: &[u8]) {
         self.model[at..at + bytes.len()].copy_from_slice(bytes);
     }
@@ -177,7 +177,7 @@ impl End {
             let at = waiting.iter().position(|&name| name == cqe.wr_id);
             waiting.remove(at.unwrap_or_else(|| panic!("no request waits for {cqe:?}")));
         }
-        // Does what the kernel's interrupt handlers do.
+        // Polls like the kernel's interrupt handlers.
         self.driver.notifications();
     }
 

@@ -109,7 +109,7 @@ pub fn poke(memory: &Memory, address: u64, bytes: &[u8]) {
 const OWN_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 5);
 const OWN: IpAddr = IpAddr::V4(OWN_V4);
 
-/// What a port may get as one frame.
+/// Checks a frame that a port gets.
 fn judge(frame: &Frame<'_>) {
     let most = if frame.mss().is_some() { MAX_SUPER_FRAME } else { MAX_FRAME };
     assert!((14..=most).contains(&frame.bytes().len()));
@@ -151,7 +151,7 @@ impl MeddlingPort {
         let _ = self.memory.set(Arc::clone(memory));
     }
 
-    /// What it does from now on.
+    /// Sets the behaviour from now on.
     pub fn set_mood(&self, mood: u64) {
         self.mood.store(mood, Ordering::Relaxed);
     }

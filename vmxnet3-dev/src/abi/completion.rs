@@ -120,7 +120,7 @@ mod tests {
 
     /// Trap 11: the guest warns about correct checksums without TCP and UDP, or of a fragment.
     #[test]
-    fn nothing_is_called_verified_that_has_no_checksum() {
+    fn frames_without_a_checksum_are_not_verified() {
         for checksums in [ChecksumReport { tcp: false, ..TCP }, ChecksumReport { fragment: true, ..TCP }] {
             let [head, _, _, flags] = rx_completion(WHOLE, &FrameReport { checksums, ..FrameReport::default() });
             assert_eq!((head >> 30 & 1, flags >> 16 & 1, flags >> 19 & 1), (1, 0, 0), "{checksums:?}");
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_completion_of_a_super_frame_tells_its_segments() {
+    fn the_first_completion_of_a_super_frame_has_its_segments() {
         let report = FrameReport { checksums: TCP, segments: Some((45, 1448)), hash: 7, ..FrameReport::default() };
         let [_, hash, _, flags] = rx_completion(Place { last: false, ..WHOLE }, &report);
         assert_eq!((hash, flags & 0xffff, flags >> 24), (45, 1448, 4));

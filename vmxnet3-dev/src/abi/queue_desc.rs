@@ -185,7 +185,7 @@ mod tests {
 
     /// Trap 15: values of a hostile driver are refused.
     #[test]
-    fn shapes_that_cannot_be_are_refused() {
+    fn impossible_shapes_are_refused() {
         let with = |at: usize, value: &[u8]| {
             let mut bytes = rx();
             bytes[at..at + value.len()].copy_from_slice(value);

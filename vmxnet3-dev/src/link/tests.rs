@@ -40,7 +40,7 @@ fn read(link: &NicLink, most: usize) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn what_the_guest_sends_is_read() {
+fn frames_of_the_guest_are_read() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig::default());
     assert_eq!(read(&link, 9).len(), 0, "the driver may have filled its rings before it started");
@@ -83,7 +83,7 @@ fn a_link_continues_another_one() {
 
 /// Unread packets stay in the guest's ring, and arrive in order once they are read.
 #[test]
-fn nothing_is_lost_on_the_way_out() {
+fn unread_packets_stay_in_the_ring() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig { tx_queues: 2, tx_ring: 256, ..DriverConfig::default() });
     let header = u16::try_from(Flow::TO_PEER.transport_at() + 20).unwrap();
@@ -148,7 +148,7 @@ fn no_doorbell_is_forgotten() {
 
 /// A packet that is too short for its tag is dropped; otherwise it would show bytes of another frame in front.
 #[test]
-fn what_is_no_frame_takes_no_room() {
+fn an_invalid_frame_takes_no_room() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig::default());
     let frame = Flow::TO_PEER.udp(&pattern(100));
@@ -160,8 +160,8 @@ fn what_is_no_frame_takes_no_room() {
     assert_eq!(frames.reserved(), frame.len());
     assert_eq!((driver.reap(0), driver.stats(0)[8]), (3, 2));
     // Invalid packets count against the budget like frames do.
-    let nonsense = TxPacket::in_parts(&pattern(60_000), 16_384, TxOffload::Segment { header: 54, mss: 1448 });
-    driver.send_all(0, &vec![nonsense; 15]);
+    let invalid = TxPacket::in_parts(&pattern(60_000), 16_384, TxOffload::Segment { header: 54, mss: 1448 });
+    driver.send_all(0, &vec![invalid; 15]);
     assert_eq!((read(&link, 64).len(), driver.reap(0)), (0, BATCH.div_ceil(60_000)));
     while ready(&link)[0] {
         assert_eq!(read(&link, 64).len(), 0);
@@ -174,9 +174,9 @@ fn what_is_no_frame_takes_no_room() {
 }
 
 /// A doorbell rings while another thread reads its packet: the doorbell's thread finds nothing to do and wakes no
-/// reader. The reader must therefore signal the remaining packets. This is a regression test: both sides used to sleep.
+/// reader. The reader must therefore signal the remaining packets. Regression: both sides slept.
 #[test]
-fn who_reads_tells_of_what_is_left() {
+fn a_reader_signals_the_remaining_packets() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig::default());
     assert_eq!((read(&link, 64).len(), ready(&link)[0]), (0, false));
@@ -200,7 +200,7 @@ fn interrupts(driver: &Driver<'_>) -> u64 {
 
 /// When a packet of the guest is answered, one interrupt reports both the completion and the answer.
 #[test]
-fn an_answer_brings_the_interrupt_for_what_was_sent() {
+fn an_answer_brings_the_interrupt_for_a_sent_packet() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig::default());
     let frame = TxPacket::plain(&Flow::TO_PEER.udp(&pattern(100)));
@@ -220,7 +220,7 @@ fn an_answer_brings_the_interrupt_for_what_was_sent() {
 
 /// Completions are reported at the deadline if no other interrupt follows.
 #[test]
-fn what_was_sent_is_announced_without_an_answer() {
+fn sent_packets_are_completed_without_an_answer() {
     let (guest, link) = linked();
     let link = NicLink { deadline: Deadline::new(LATEST).unwrap(), ..link };
     let mut driver = Driver::up(&guest, DriverConfig { tx_queues: 2, rx_queues: 2, ..DriverConfig::default() });
@@ -244,7 +244,7 @@ fn what_was_sent_is_announced_without_an_answer() {
 
 /// A driver with few packets in flight, or with a small ring, does not stall.
 #[test]
-fn many_that_were_sent_are_announced_at_once() {
+fn many_sent_packets_are_announced_at_once() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig { tx_ring: 64, ..DriverConfig::default() });
     let frame = Flow::TO_PEER.udp(&pattern(1000));
@@ -316,7 +316,7 @@ fn long_frames_stay_whole_from_guest_to_guest() {
 
 /// Frames that other links cannot segment are segmented here: only the vNIC parses these headers.
 #[test]
-fn what_nobody_else_can_cut_is_cut_at_once() {
+fn segments_that_no_link_can_cut_are_cut_at_once() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig::default());
     let flow = Flow { ipv6: true, ..Flow::TO_PEER };
@@ -351,7 +351,7 @@ fn checksums_between_guests_are_calculated() {
 }
 
 #[test]
-fn what_is_written_waits_for_the_guests_buffers() {
+fn written_frames_wait_for_the_guests_buffers() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig { rx: RxLayout::SMALL, ..DriverConfig::default() });
     let mut frames = Frames::default();
@@ -364,7 +364,7 @@ fn what_is_written_waits_for_the_guests_buffers() {
     let mut got = Vec::new();
     while from < 200 {
         got.extend(driver.poll(0));
-        assert!(ready(&link)[1], "the guest has given buffers");
+        assert!(ready(&link)[1], "the link is writable once the guest has posted buffers");
         from += link.send(&frames, from);
     }
     got.extend(driver.poll(0));
@@ -372,10 +372,9 @@ fn what_is_written_waits_for_the_guests_buffers() {
     assert!(ready(&link)[1]);
 }
 
-/// A frame waits for buffers of a driver that ends or is replaced. This is a regression test: the next driver used to
-/// get no frames.
+/// A frame waits for buffers of a driver that ends or is replaced. Regression: the next driver got no frames.
 #[test]
-fn what_waits_for_buffers_does_not_wait_for_a_driver_that_has_gone() {
+fn frames_do_not_wait_for_buffers_of_a_driver_that_has_gone() {
     let (guest, link) = linked();
     let layout = DriverConfig { rx: RxLayout::SMALL, ..DriverConfig::default() };
     let mut frames = Frames::default();
@@ -396,7 +395,7 @@ fn what_waits_for_buffers_does_not_wait_for_a_driver_that_has_gone() {
 }
 
 #[test]
-fn what_is_no_frame_or_finds_no_driver_is_lost() {
+fn invalid_frames_and_frames_without_a_driver_are_lost() {
     let (guest, link) = linked();
     let mut frames = Frames::default();
     frames.push(&Flow::TO_GUEST.udp(&pattern(64)));

@@ -145,22 +145,22 @@ pub(crate) struct Missing {
     /// Offset of the checksum.
     pub(crate) at: usize,
     /// The checksum field holds the sum of the pseudo header, so that the calculated checksum is correct.
-    pub(crate) comes_out_right: bool,
+    pub(crate) is_correct: bool,
 }
 
 impl Missing {
     /// Returns the checksum at byte `at` of the TCP segment or UDP datagram that begins at byte `start`.
     pub(crate) fn new(frame: &[u8], ip: &IpPacket, start: usize, at: usize) -> Self {
         let open = frame.get(at..).and_then(<[u8]>::first_chunk).map(|&field| u16::from_be_bytes(field));
-        let comes_out_right = open == Some(fold(pseudo_header(frame, ip, start)));
-        Self { covered: start..ip.end, at, comes_out_right }
+        let is_correct = open == Some(fold(pseudo_header(frame, ip, start)));
+        Self { covered: start..ip.end, at, is_correct }
     }
 
     /// Returns the checksum for the frame after `bytes` bytes in front of it were removed.
     pub(crate) fn moved_back(self, bytes: usize) -> Self {
-        let Self { covered, at, comes_out_right } = self;
+        let Self { covered, at, is_correct } = self;
         let covered = covered.start.saturating_sub(bytes)..covered.end.saturating_sub(bytes);
-        Self { covered, at: at.saturating_sub(bytes), comes_out_right }
+        Self { covered, at: at.saturating_sub(bytes), is_correct }
     }
 }
 

@@ -156,7 +156,7 @@ fn extension_headers_and_fragments() {
 }
 
 #[test]
-fn what_cannot_be_segmented_is_refused() {
+fn invalid_segmentation_is_refused() {
     let tcp = Flow::TO_PEER.tcp(1, ACK, 0, &pattern(3000));
     assert!(Frame::to_be_segmented(&tcp, 1000).is_ok());
     assert!(Frame::to_be_segmented(&tcp, 0).is_err(), "no size");
@@ -164,7 +164,7 @@ fn what_cannot_be_segmented_is_refused() {
     assert!(Frame::to_be_segmented(&tcp, 9000).is_err(), "a segment longer than a frame");
     assert!(Frame::to_be_segmented(&Flow::TO_PEER.tcp(1, ACK, 0, b""), 1000).is_err(), "no data");
     assert!(Frame::to_be_segmented(&Flow::TO_PEER.udp(&pattern(3000)), 1000).is_err(), "UDP");
-    assert!(Frame::to_be_segmented(&[&tcp[..], &[0; 4]].concat(), 1000).is_err(), "something behind");
+    assert!(Frame::to_be_segmented(&[&tcp[..], &[0; 4]].concat(), 1000).is_err(), "bytes behind the packet");
     let mut fragment = tcp;
     fragment[20] = 0x20;
     assert!(Frame::to_be_segmented(&fragment, 1000).is_err(), "a fragment");

@@ -43,7 +43,7 @@ pub enum RestoreError {
     /// The guest has no such memory.
     #[error("{part}: {source}")]
     Memory {
-        /// Name of what is in the memory.
+        /// Name of the structure in the memory.
         part: &'static str,
         /// Reason.
         source: DmaError,

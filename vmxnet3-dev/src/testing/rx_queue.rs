@@ -278,7 +278,7 @@ fn describe(packet: &mut RxPacket, first: bool, [head, hash, len_word, flags]: [
     if first && lro {
         packet.segments = Some(((hash & 0xff) as u8, (flags & 0xffff) as u16));
     } else {
-        assert!(!lro && flags & 0xffff == 0, "the checksum field would be believed");
+        assert!(!lro && flags & 0xffff == 0, "the driver would trust the checksum field");
     }
     packet.hash = match head >> 26 & 0xf {
         0 => packet.hash,

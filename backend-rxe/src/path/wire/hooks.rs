@@ -73,8 +73,8 @@ pub(super) struct ResponderHooks<'a> {
     pub(super) qp: &'a Qp,
     pub(super) responder: &'a mut Responder,
     pub(super) memory: Memory<'a>,
-    /// Where to note that a request waits for the guest to post a receive. `None`: such a request is answered by an RNR
-    /// NAK immediately.
+    /// Record of requests that wait for the guest to post a receive. `None`: such a request is answered by an RNR NAK
+    /// immediately.
     pub(super) wait: Option<&'a PortTurns>,
     /// The request waits for a receive. It was not executed, and must be passed in again.
     pub(super) waits: bool,

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_step_is_what_a_requester_can_use() {
+    fn the_last_step_is_the_maximum_of_a_requester() {
         let Tuning { requests, page_lists, .. } = Tuning::default();
         assert_eq!((REQUESTS[2], PAGE_LISTS[2]), (requests, page_lists));
         assert!(PAGE_LIST_BYTES >= 128 * size_of::<Extent>() + size_of::<FastRegister>() + 32);

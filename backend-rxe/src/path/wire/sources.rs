@@ -34,7 +34,7 @@ struct Known {
     /// Generation of the directory at the lookup.
     generation: u64,
     verdict: Verdict,
-    /// The Ethernet address from which a neighbour sends.
+    /// The Ethernet address from which a local peer sends.
     neighbour: Option<MacAddr>,
     /// Time of the last report that a packet came from the source.
     noted: Option<Duration>,

@@ -31,7 +31,7 @@ enum Script {
     Peer(Vec<Step>),
 }
 
-/// What comes behind the handshake.
+/// Steps after the handshake.
 #[derive(Arbitrary, Debug)]
 enum Step {
     Frame(Vec<u8>),
@@ -188,7 +188,7 @@ fn wait(readiness: &Readiness) {
         let mut fds = [PollFd::new(readiness.readable.as_deref().unwrap(), PollFlags::IN)];
         // The fuzzer's own clock interrupts.
         let more = retry_on_intr(|| poll(&mut fds, Some(&patience))).unwrap();
-        assert!(more > 0, "nothing comes");
+        assert!(more > 0, "no data arrives");
     }
 }
 

@@ -139,7 +139,7 @@ impl Tunnel {
     }
 
     /// Datagrams arrive. Each becomes a frame, unchanged except for a congestion mark, or is counted as dropped.
-    fn comes(&self, from: u8, class: u8, payload: &[u8], segment: Option<u16>) {
+    fn deliver(&self, from: u8, class: u8, payload: &[u8], segment: Option<u16>) {
         let from = usize::from(from) % SENDERS;
         set_ip_tos(&self.senders[from], class).unwrap();
         let size = segment.map_or(payload.len(), usize::from);
@@ -180,7 +180,7 @@ impl Tunnel {
     }
 
     /// Frames leave. Each remote gets each of them at most once and unchanged, and a stranger gets none.
-    fn goes(&self, list: &[Vec<u8>]) {
+    fn send(&self, list: &[Vec<u8>]) {
         let mut frames = Frames::default();
         list.iter().for_each(|frame| frames.push(frame));
         let lost = self.link.lost();
@@ -223,17 +223,17 @@ fuzz_target!(|script: Script| {
     for step in script.steps.iter().take(MAX_STEPS) {
         match step {
             Step::Comes { from, class, header, frame } => {
-                tunnel.comes(*from, *class, &[header.bytes(), &frame.bytes()].concat(), None);
+                tunnel.deliver(*from, *class, &[header.bytes(), &frame.bytes()].concat(), None);
             }
             Step::Train { from, class, segment, header, frame, count } => {
                 let one = [header.bytes(), &frame.bytes()].concat();
                 let all = one.repeat(usize::from(count % 8) + 1);
                 // A train of equal datagrams, or of any lengths.
                 let segment = if segment % 2 == 0 { one.len() as u16 } else { segment % 2048 };
-                tunnel.comes(*from, *class, &all, Some(segment.max(1)));
+                tunnel.deliver(*from, *class, &all, Some(segment.max(1)));
             }
             Step::Goes(frames) => {
-                tunnel.goes(&frames.iter().take(16).map(Frame::bytes).collect::<Vec<_>>());
+                tunnel.send(&frames.iter().take(16).map(Frame::bytes).collect::<Vec<_>>());
             }
             Step::Passes(seconds) => tunnel.clock.advance(Duration::from_secs(u64::from(*seconds))),
         }

@@ -65,7 +65,7 @@ pub(super) trait SuperFrameHeaders: Sized {
     fn are_tagged(&self) -> bool;
 
     /// Returns `true` if `frame` is packet `index` of a run that begins with these headers.
-    fn go_on(&self, index: usize, frame: &[u8]) -> bool;
+    fn is_continued_by(&self, index: usize, frame: &[u8]) -> bool;
 
     /// Returns the `virtio_net_hdr` of a frame whose checksum or segmentation is left to the kernel. Its offsets are
     /// derived from the frame's headers. `None` if the kernel does not accept such a frame.
@@ -111,7 +111,7 @@ impl SuperFrameHeaders for Headers {
         self.network > Ethernet::UNTAGGED_LEN
     }
 
-    fn go_on(&self, index: usize, frame: &[u8]) -> bool {
+    fn is_continued_by(&self, index: usize, frame: &[u8]) -> bool {
         let Some(theirs) = frame.get(..self.len) else { return false };
         let ours = self.bytes();
         let equal = |from: usize, to: usize| ours.get(from..to) == theirs.get(from..to);
@@ -165,7 +165,11 @@ pub(super) fn run<'f>(frames: impl Iterator<Item = &'f [u8]>) -> Option<(usize, 
     let (mut count, mut open) = (1, true);
     for frame in frames {
         total += frame.len().checked_sub(headers.len)?;
-        if !open || frame.len() > first.len() || total > MAX_SUPER - Ethernet::TAG_LEN || !headers.go_on(count, frame) {
+        if !open
+            || frame.len() > first.len()
+            || total > MAX_SUPER - Ethernet::TAG_LEN
+            || !headers.is_continued_by(count, frame)
+        {
             break;
         }
         open = frame.len() == first.len();

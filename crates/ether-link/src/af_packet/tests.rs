@@ -184,7 +184,7 @@ fn frames_cross_a_veth_pair_as_they_are() {
 
 /// The kernel gets a long frame whole, and a checksum to compute; between local interfaces it delivers both unchanged.
 #[test]
-fn what_is_left_to_the_kernel_arrives_right() {
+fn offloads_of_the_kernel_deliver_correct_frames() {
     let Some(host) = Namespace::new("open") else { return };
     host.veth();
     host.enter(|| {
@@ -212,7 +212,7 @@ fn what_is_left_to_the_kernel_arrives_right() {
 /// A rejected frame does not affect others: it is lost, and the kernel still segments the TCP of other devices that
 /// share the uplink.
 #[test]
-fn a_frame_that_is_refused_is_the_only_one_that_suffers() {
+fn a_refused_frame_affects_no_other() {
     let Some(host) = Namespace::new("refused") else { return };
     host.veth();
     host.enter(|| {
@@ -279,7 +279,11 @@ fn a_super_frame_is_inspected_before_others_leave() {
         let (own, peer) = (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap());
         plug(&own, &peer);
         let socket = AfPacketSocket::open("va", VlanFilter::All).unwrap();
-        assert_eq!(socket.segmentation(A, SAMPLE).unwrap(), Segmentation::Interface, "as virtual ones are");
+        assert_eq!(
+            socket.segmentation(A, SAMPLE).unwrap(),
+            Segmentation::Interface,
+            "a virtual interface passes super-frames on"
+        );
         // The kernel was tested for TCP with a frame that it accepts.
         let (asked, mut segments) = (segmentation::long_tcp(A), Vec::new());
         let cut = asked.offload(0).finish(asked.get(0).unwrap(), &mut Vec::new(), |part| segments.push(part.to_vec()));
@@ -403,7 +407,7 @@ fn tags(link: &AfPacketLink, marks: usize) -> Vec<(u8, Option<u16>)> {
 
 /// The link is used outside of the namespace: only with the socket.
 #[test]
-fn a_socket_that_was_handed_over_gets_what_its_opener_says() {
+fn a_socket_that_was_handed_over_receives_the_addresses_of_its_opener() {
     let Some(host) = Namespace::new("given") else { return };
     host.veth();
     let c = MacAddr([2, 0, 0, 0, 0, 3]);
@@ -475,7 +479,7 @@ fn an_interface_may_be_down_at_first() {
 }
 
 #[test]
-fn an_interface_goes_and_comes_back() {
+fn an_interface_disappears_and_returns() {
     let Some(host) = Namespace::new("down") else { return };
     assert_eq!(host.enter(|| AfPacketLink::open("va", A).unwrap_err()), AfPacketError::NoInterface("va".into()));
     host.veth();

@@ -52,7 +52,7 @@ fn flags_and_mtu_are_understood() {
 
 /// Attributes that a later kernel may add, in unknown formats.
 #[test]
-fn what_is_not_needed_is_not_looked_at() {
+fn unknown_attributes_are_ignored() {
     let strange =
         |kind: u16, bytes: usize| LinkAttribute::Other(netlink_packet_core::DefaultNla::new(kind, vec![0xff; bytes]));
     let attributes = [vec![strange(18, 3), strange(0x3fff, 7)], named(9000), vec![strange(4, 1)]].concat();
@@ -115,7 +115,7 @@ fn expect(watch: &mut InterfaceWatch, state: InterfaceState) {
 }
 
 #[test]
-fn an_interface_and_what_becomes_of_it() {
+fn states_of_an_interface_are_reported() {
     let Some(host) = Namespace::new("watch") else { return };
     let (mut watch, mut other) = (host.watch("wire"), host.watch("second"));
     assert_eq!((watch.look().unwrap(), other.look().unwrap()), (InterfaceState::Absent, InterfaceState::Absent));
@@ -156,7 +156,7 @@ fn hints_that_are_lost_are_not_missed() {
         rustix::event::poll(&mut poll, Some(&Timespec::default())).unwrap();
         poll[0].revents().contains(PollFlags::ERR)
     };
-    assert!(lost(), "all of it was kept: nothing is tried here");
+    assert!(lost(), "no message was lost, so the test has no effect");
     assert_eq!(next(&mut watch), InterfaceState::Down { mtu: 1339 });
     host.ip("link set wire mtu 1500");
     expect(&mut watch, InterfaceState::Down { mtu: 1500 });

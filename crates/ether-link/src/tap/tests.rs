@@ -63,14 +63,17 @@ fn the_host_talks_through_the_interface() {
 }
 
 #[test]
-fn an_interface_that_went_away_comes_back() {
+fn an_absent_interface_returns() {
     let Some((name, link)) = open("b") else { return };
-    assert!(matches!(TapLink::open(name.clone()), Err(TapError::Busy(_))), "one program at a time");
+    assert!(matches!(TapLink::open(name.clone()), Err(TapError::Busy(_))), "the tap is in use by another descriptor");
     ip(&format!("link delete {name}"));
     let mut frames = Frames::default();
     link.receive(&mut frames, 1);
     let readiness = link.readiness();
-    assert!(readiness.readable.is_none() && readiness.wait == Some(RETRY), "nothing to wait for but time");
+    assert!(
+        readiness.readable.is_none() && readiness.wait == Some(RETRY),
+        "without an interface, only a timer retries"
+    );
     frames.push(&[0; 60]);
     assert_eq!((link.send(&frames, 0), link.lost()), (1, 1));
     frames.clear();
@@ -80,7 +83,7 @@ fn an_interface_that_went_away_comes_back() {
 }
 
 #[test]
-fn what_is_no_tap_is_refused() {
+fn an_interface_that_is_no_tap_is_refused() {
     match TapLink::open("lo".parse().unwrap()) {
         Err(TapError::Other { name, .. }) => assert_eq!(name.as_str(), "lo"),
         Err(error @ (TapError::NotPermitted(_) | TapError::NoTun(_))) => skipped(&error),

@@ -1,5 +1,5 @@
-//! A link over TCP with TLS 1.3, between two ends that authenticate each other by certificates. For networks that block
-//! UDP or are not trusted.
+//! A link over TCP with TLS 1.3, between two ends that authenticate each other by certificates. It is for networks that
+//! block UDP or are not trusted.
 //!
 //! Each frame is preceded by its length in four bytes. Both ends first send an empty frame, which tells the other one
 //! that its certificate was accepted; later empty frames have no meaning. TCP keeps the order and loses nothing while

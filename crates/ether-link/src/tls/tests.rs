@@ -228,7 +228,7 @@ fn frames_arrive_whole_and_in_order() {
 }
 
 #[test]
-fn what_no_frame_is_as_long_as_is_lost_alone() {
+fn an_overlong_frame_is_lost_alone() {
     let a = listen();
     let b = connect(&a);
     wait_until_both_are_up(&a, &b);
@@ -248,7 +248,7 @@ fn without_a_connection_frames_are_lost() {
     assert_eq!(receive(&peer, 1), [b"3"]);
 }
 
-/// A client without the right key gets no frame and is counted; a client with it can go on.
+/// A client without the right key gets no frame and is counted; a client with it can continue.
 #[test]
 fn a_peer_without_the_key_gets_nothing() {
     let link = listen();
@@ -287,7 +287,7 @@ fn a_peer_without_the_key_gets_nothing() {
 }
 
 #[test]
-fn who_connects_is_who_is_expected() {
+fn the_certificate_of_a_client_is_checked() {
     let keys = [keys(&["127.0.0.1"]), keys(&["right.host"]), keys(&["wrong.host"])];
     let config = TlsConfig { peer: Some("right.host".to_owned()), ..keys[0].config(TlsRole::Listen, any_port()) };
     let link = TlsLink::open(&config).unwrap();
@@ -302,7 +302,7 @@ fn who_connects_is_who_is_expected() {
 
 /// The connecting end sends no frames to a server that is not its peer, and tries again.
 #[test]
-fn who_is_connected_to_is_who_is_expected() {
+fn the_certificate_of_a_server_is_checked() {
     for (names, peer, right) in [
         (&["127.0.0.1"][..], None, true),
         (&["there.host"], Some("there.host"), true),
@@ -328,7 +328,7 @@ fn who_is_connected_to_is_who_is_expected() {
 }
 
 #[test]
-fn what_is_no_tls_of_this_version() {
+fn other_protocols_and_tls_versions_are_refused() {
     let link = listen();
     // A TLS 1.2 hello with one suite and no extensions.
     let hello = [&[0x16, 3, 1, 0, 45, 1, 0, 0, 41, 3, 3][..], &[7; 32], &[0, 0, 2, 0xc0, 0x2f, 1, 0]].concat();
@@ -411,7 +411,7 @@ fn a_length_that_no_frame_has_ends_the_connection() {
         peer.greet();
         wait_until_up(&link);
         peer.write(&[&7_u32.to_be_bytes()[..], b"a frame", &[0; 4], &length.to_be_bytes(), &[0; 100]].concat());
-        assert_eq!(until_down(&link), [b"a frame"], "what came before is taken");
+        assert_eq!(until_down(&link), [b"a frame"], "frames before the malformed one are delivered");
         assert_eq!(count(&link, "tls_malformed"), number);
         until_closed(&peer.tcp);
     }
@@ -461,7 +461,7 @@ fn a_peer_that_stops_reading() {
 
 /// The thread that reads a link writes the remaining data, and no send is needed for it.
 #[test]
-fn what_is_left_leaves_when_frames_are_received() {
+fn unsent_data_leaves_when_frames_are_received() {
     let link = listen();
     let mut peer = Stranger::new(address(&link), keys(&["x"]).client(address(&link)));
     peer.greet();
@@ -504,7 +504,7 @@ fn a_connection_that_ended_is_made_again() {
 
 /// A listener that is not a peer is contacted again, after a longer time with each failure.
 #[test]
-fn who_connects_tries_again() {
+fn the_connecting_end_retries() {
     let listener = TcpListener::bind(any_port()).unwrap();
     let link = TlsLink::open(&keys(&["x"]).config(TlsRole::Connect, listener.local_addr().unwrap())).unwrap();
     for attempt in 0..2 {
@@ -583,7 +583,10 @@ fn files_that_are_wrong_are_named_with_the_line() {
         let error = TlsKeys::read(&config).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
         assert!(error.contains(&path.display().to_string()) || words == "certificate.pem: ", "{error}");
-        assert!(!key.lines().chain(other.lines()).skip(1).any(|line| error.contains(line)), "it says what the key is");
+        assert!(
+            !key.lines().chain(other.lines()).skip(1).any(|line| error.contains(line)),
+            "the error quotes the private key"
+        );
         std::fs::write(path, before).unwrap();
     }
     std::fs::write(&files.authority, vec![b'\n'; 300 << 10]).unwrap();
@@ -596,7 +599,7 @@ fn files_that_are_wrong_are_named_with_the_line() {
 }
 
 #[test]
-fn a_name_that_nobody_has() {
+fn an_invalid_peer_name_is_refused() {
     let keys = keys(&["x"]);
     let config = TlsConfig { peer: Some("not a name".to_owned()), ..keys.config(TlsRole::Connect, any_port()) };
     assert!(TlsKeys::read(&config).unwrap_err().to_string().contains("'not a name'"));

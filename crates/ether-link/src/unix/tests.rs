@@ -70,7 +70,7 @@ fn the_format_of_a_stream() {
 }
 
 #[test]
-fn a_full_stream_takes_no_more_and_goes_on_where_it_was() {
+fn a_full_stream_takes_no_more_and_continues_where_it_was() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (link, peer) = (StreamLink::over(ours), StreamLink::over(theirs));
     let mut batch = Frames::default();
@@ -125,7 +125,7 @@ fn fill(link: &StreamLink, mut peer: &UnixStream) {
 
 /// A sender that still uses an ended connection does not affect the next one, and a thread that waits for it wakes up.
 #[test]
-fn what_is_left_is_that_of_a_connection() {
+fn unsent_data_belongs_to_its_connection() {
     let directory = Directory::new("left");
     let path = directory.0.join("socket");
     let link = StreamLink::listen(UnixListener::bind(&path).unwrap()).unwrap();

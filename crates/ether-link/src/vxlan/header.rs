@@ -107,7 +107,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_goes_in_comes_out(number in 0..=Vni::MAX, other in 0..=Vni::MAX, frame: Vec<u8>) {
+        fn encapsulated_frames_are_decapsulated(number in 0..=Vni::MAX, other in 0..=Vni::MAX, frame: Vec<u8>) {
             let (vni, other) = (Vni(number), Vni(other));
             let mut datagram = [&vni.header()[..], &frame].concat();
             prop_assert_eq!(decapsulate(&mut datagram, vni), Ok(&mut frame.clone()[..]));

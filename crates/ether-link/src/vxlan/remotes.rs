@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_go_where_their_receiver_spoke_from() {
+    fn frames_leave_to_the_last_source_of_their_receiver() {
         let mut remotes = Remotes::new(&[address(1, 4789), address(2, 9999)], false, 4789);
         assert_eq!(remotes.target(&inner(7, 1, None), NOW), Target::All);
         let remote = remotes.sender(address(2, 50_000), NOW).unwrap();
@@ -187,8 +187,8 @@ mod tests {
         let later = NOW + AGE;
         assert_eq!(remotes.sender(address(9, 60_001), later), Some(9));
         assert_eq!(remotes.sender(address(900, 1), later), Some(1));
-        assert_eq!(remotes.sender(address(1, 1), later), Some(2), "the next one that is silent");
+        assert_eq!(remotes.sender(address(1, 1), later), Some(2), "the next silent remote is replaced");
         assert!(remotes.by_address.len() == MAX_REMOTES && remotes.remotes.len() == MAX_REMOTES);
-        assert_eq!(remotes.target(&inner(2, 9, None), later), Target::All, "forgotten with its remote");
+        assert_eq!(remotes.target(&inner(2, 9, None), later), Target::All, "addresses are forgotten with their remote");
     }
 }

@@ -79,7 +79,7 @@ fn input(socket: UdpSocket) -> io::Result<OwnedFd> {
         setsockopt(&socket, IpRecvTos, &true)
     };
     if let Err(error) = class {
-        log::debug!("the kernel does not say what traffic class a packet has: {error}");
+        log::debug!("the kernel does not report traffic classes of packets: {error}");
     }
     Ok(socket.into())
 }

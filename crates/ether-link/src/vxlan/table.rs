@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(table.find(&mac(1), START + AGE), Some(3));
         table.forget(3);
         assert_eq!((table.find(&mac(1), START), table.len(), table.counts[3]), (None, 0, 0));
-        assert_eq!(table.learn(mac(1), 3, START + AGE), Learned::New, "what was noted lately is forgotten, too");
+        assert_eq!(table.learn(mac(1), 3, START + AGE), Learned::New, "the cache of recent updates is cleared, too");
         assert_eq!(table.learn(mac(1), MAX_REMOTES, START), Learned::Refused);
     }
 

@@ -123,7 +123,7 @@ fn trains_arrive_as_the_frames_that_they_were() {
 }
 
 #[test]
-fn a_train_that_is_too_long_for_the_way_goes_in_single_datagrams() {
+fn a_train_that_is_too_long_for_the_path_leaves_as_single_datagrams() {
     let (a, b) = pair("127.0.0.1", "127.0.0.2");
     // Two of these are longer than a UDP payload, and one is longer than the loopback's MTU permits for a segment.
     let sent: Vec<_> = (0..3).map(|n| ipv4(A, B, 0, [5, 4791], &vec![n; 65_400])).collect();
@@ -161,7 +161,7 @@ fn only_remotes_are_listened_to() {
 }
 
 #[test]
-fn stations_are_found_where_they_spoke() {
+fn stations_are_found_at_their_last_source() {
     let [(first, first_address), (second, second_address)] = ["127.0.0.2", "127.0.0.3"].map(plain);
     let clock = Arc::new(ManualClock::default());
     let config = config("127.0.0.1", &[first_address, second_address]);
@@ -179,7 +179,7 @@ fn stations_are_found_where_they_spoke() {
     everybody[..6].fill(0xff);
     everybody.push(0);
     link.send(&frames(&[to_a.clone(), everybody]), 0);
-    assert_eq!(takes(&first), to_a.len() + 9, "the first gets only what is for all");
+    assert_eq!(takes(&first), to_a.len() + 9, "the first gets only the broadcast");
     assert_eq!((takes(&second), takes(&second)), (to_a.len() + 8, to_a.len() + 9));
     clock.advance(AGE);
     link.send(&frames(slice::from_ref(&to_a)), 0);
@@ -187,7 +187,7 @@ fn stations_are_found_where_they_spoke() {
 }
 
 #[test]
-fn an_open_end_answers_whom_it_heard() {
+fn an_open_end_learns_the_address_of_a_remote() {
     let (spoke, spoke_address) = plain("127.0.0.2");
     let hub = link(&VxlanConfig { open: true, ..config("127.0.0.1", &[]) });
     let to_a = frames(&[ipv4(A, B, 0, [1, 2], b"x")]);
@@ -221,7 +221,7 @@ fn the_traffic_class_is_carried_outside() {
 }
 
 #[test]
-fn what_does_not_go_together_is_refused() {
+fn contradictory_remotes_are_refused() {
     let remote = |text: &str| text.parse::<SocketAddr>().unwrap();
     let numbers = (0..=u16::try_from(MAX_REMOTES).unwrap()).map(u16::to_be_bytes);
     let many: Vec<_> = numbers.map(|[high, low]| SocketAddr::from(([10, 1, high, low], 1))).collect();
@@ -330,7 +330,7 @@ impl Networks {
 }
 
 #[test]
-fn networks_at_one_port_are_told_apart_by_vni() {
+fn networks_at_one_port_are_distinguished_by_vni() {
     for (local, remote) in [("127.0.0.1", "127.0.0.2"), ("::1", "::1")] {
         let (sender, remote) = plain(remote);
         let mut networks = Networks::new(local, remote);

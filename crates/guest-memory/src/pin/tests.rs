@@ -104,7 +104,7 @@ fn all_is_locked_when_mapped() {
 }
 
 #[test]
-fn locking_goes_on_in_steps_and_ends_with_the_range() {
+fn locking_continues_in_steps_and_ends_with_the_range() {
     let space = space_with(PinPolicy::All, 4);
     assert_eq!(space.pinned_bytes(), 0);
     assert!(space.with_pins(|pins| pins.pin_step(PAGE_SIZE)));
@@ -262,7 +262,7 @@ fn the_share_of_mappings_is_refused_by_name() {
     assert!(text.contains("share of 1 locked pieces"), "{text}");
 }
 
-/// In an earlier version the bookkeeping of registrations was not charged to the device's budget.
+/// Regression: the bookkeeping of registrations was not charged to the device's budget.
 #[test]
 fn the_record_of_pins_is_charged() {
     let (space, _) = limited(PinPolicy::Registered, 4096, MemoryLimits::default());
@@ -302,7 +302,7 @@ fn the_record_of_registered_memory_is_small() {
 
 /// N11: pages that a VMM has not used would be charged to this process.
 #[test]
-fn what_the_vmm_has_not_used_stays_unused() {
+fn pages_that_the_vmm_has_not_used_stay_unused() {
     for policy in [PinPolicy::All, PinPolicy::Registered] {
         let space = DmaSpace::new(policy);
         let mapping = shared(20_000);
@@ -324,7 +324,7 @@ fn what_the_vmm_has_not_used_stays_unused() {
     }
 }
 
-/// A part that is a small share of its file is searched page by page for what the VMM has used.
+/// A part that is a small share of its file is searched page by page for pages that the VMM has used.
 #[test]
 fn a_small_part_of_a_large_file_is_populated_where_it_is_used() {
     let (space, addresses) = limited(PinPolicy::Registered, 20_000, MemoryLimits::default());
@@ -361,7 +361,7 @@ fn pages_that_touch_are_one_run_in_any_order() {
 
 /// A page that cannot be faulted in is an error, and nothing of the registration stays locked.
 #[test]
-fn what_cannot_be_populated_is_not_locked() {
+fn pages_that_cannot_be_populated_are_not_locked() {
     let mapping = shared(8);
     let file = mapping.file_offset().unwrap().file().try_clone().unwrap();
     let addresses = mapping.as_ptr() as usize..mapping.as_ptr() as usize + mapping.size();
@@ -381,7 +381,7 @@ fn pieces_of_huge_pages_are_pinned() {
     let file = file.and_then(|file| rustix::fs::ftruncate(&file, 4 << 20).map(|()| file));
     let pages = fs::read_to_string("/proc/sys/vm/nr_hugepages").unwrap_or_default();
     let Some(file) = file.ok().filter(|_| pages.trim().parse::<u32>().is_ok_and(|pages| pages >= 2)) else {
-        // Written directly to standard output, because libtest suppresses what passing tests print.
+        // Written directly to standard output, because libtest suppresses the output of passing tests.
         let _ =
             writeln!(std::io::stdout(), "skipped: no huge pages on this host (vm.nr_hugepages is {})", pages.trim());
         return;

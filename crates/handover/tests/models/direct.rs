@@ -122,7 +122,7 @@ fn direct_of(looks: Looks) {
     let mut got = way.got.lock().clone();
     assert!(got.iter().filter(|&&frame| frame < 3).is_sorted(), "one overtakes another");
     got.sort_unstable();
-    assert_eq!(got, [1, 2, 3], "something is left");
+    assert_eq!(got, [1, 2, 3], "a frame is left");
 }
 
 const ALL: Looks = Looks { reading: true, waiting: true, left: true };
@@ -134,18 +134,18 @@ fn frames_come_in_order_whichever_way_they_take() {
 
 #[test]
 #[should_panic(expected = "one overtakes another")]
-fn who_does_not_look_whether_somebody_reads_overtakes() {
+fn without_a_look_at_the_reader_a_frame_overtakes() {
     check(|| direct_of(Looks { reading: false, ..ALL }));
 }
 
 #[test]
 #[should_panic(expected = "one overtakes another")]
-fn who_does_not_look_at_the_queue_overtakes() {
+fn without_a_look_at_the_queue_a_frame_overtakes() {
     check(|| direct_of(Looks { waiting: false, ..ALL }));
 }
 
 #[test]
-#[should_panic(expected = "something is left")]
-fn who_wakes_nobody_leaves_work() {
+#[should_panic(expected = "a frame is left")]
+fn without_a_wake_up_work_is_left() {
     check(|| direct_of(Looks { left: false, ..ALL }));
 }

@@ -50,7 +50,7 @@ fn waker_of(clear_first: bool) {
     if shared.0.sleep(Counter::is_readable) {
         found = look();
     }
-    assert_eq!(found, 2, "something is there, and all threads sleep");
+    assert_eq!(found, 2, "work is left, and all threads sleep");
 }
 
 fn waker() {
@@ -91,10 +91,10 @@ fn notice_of(locked: bool) {
     }
     while shared.0.event().is_readable() {
         let more = take();
-        assert!(more > 0 || !locked, "it is told of nothing");
+        assert!(more > 0 || !locked, "the event is readable without an entry");
         taken += more;
     }
-    assert_eq!(taken, 2, "something is there, and all threads sleep");
+    assert_eq!(taken, 2, "work is left, and all threads sleep");
 }
 
 fn notice() {
@@ -190,7 +190,7 @@ fn outbox_of(doorbells: &'static [usize], reader: Reader) {
         read();
     }
     let taken = *outbox.taken.lock().unwrap();
-    assert_eq!(taken, doorbells.iter().sum(), "something is there, and all threads sleep");
+    assert_eq!(taken, doorbells.iter().sum(), "work is left, and all threads sleep");
 }
 
 /// Deferred work for one thread, as bits. The first bit signals an eventfd (`crates/pci-slot/src/slot.rs`).
@@ -230,7 +230,7 @@ fn deferred_of(event_first: bool) {
     while shared.1.is_readable() {
         run();
     }
-    assert_eq!(*done.lock().unwrap(), [1, 1], "something is there, and all threads sleep");
+    assert_eq!(*done.lock().unwrap(), [1, 1], "work is left, and all threads sleep");
 }
 
 /// The slot with deferred work (`crates/pci-slot/src/slot.rs`).
@@ -383,13 +383,13 @@ protocol!(notice,);
 
 #[test]
 #[should_panic(expected = "the waiter is not woken")]
-fn who_finds_no_room_in_the_middle_and_does_not_wait_is_forgotten() {
+fn a_sender_without_room_that_does_not_wait_is_forgotten() {
     check(|| sender_of(false));
 }
 
 #[test]
 #[should_panic(expected = "all threads sleep")]
-fn who_takes_wake_ups_away_after_its_look_loses_one() {
+fn clearing_wake_ups_after_the_look_loses_one() {
     check(|| waker_of(false));
 }
 
@@ -402,7 +402,7 @@ fn a_notice_that_changes_without_the_lock_is_wrong() {
 const READER: Reader = Reader { looks_again: true, tells: true };
 
 #[test]
-fn a_doorbell_is_seen_by_who_reads_the_link() {
+fn a_doorbell_is_seen_by_the_reader_of_the_link() {
     check(|| outbox_of(&[2], READER));
     check(|| outbox_of(&[1, 1], READER));
     check(|| outbox_of(&[2, 1], READER));
@@ -410,13 +410,13 @@ fn a_doorbell_is_seen_by_who_reads_the_link() {
 
 #[test]
 #[should_panic(expected = "all threads sleep")]
-fn who_lowers_a_notice_without_a_second_look_loses_a_doorbell() {
+fn a_reader_that_lowers_a_notice_without_a_second_look_loses_a_doorbell() {
     check(|| outbox_of(&[1, 1], Reader { looks_again: false, ..READER }));
 }
 
 #[test]
 #[should_panic(expected = "all threads sleep")]
-fn who_leaves_packets_without_a_word_loses_them() {
+fn a_reader_that_leaves_packets_silently_loses_them() {
     check(|| outbox_of(&[2], Reader { tells: false, ..READER }));
 }
 
@@ -427,7 +427,7 @@ fn deferred_work_is_done() {
 
 #[test]
 #[should_panic(expected = "all threads sleep")]
-fn who_takes_the_event_away_behind_the_bits_loses_work() {
+fn clearing_the_event_after_the_bits_loses_work() {
     check(|| deferred_of(false));
 }
 
@@ -443,7 +443,7 @@ fn deferred_work_is_done_when_another_subscriber_comes() {
 
 #[test]
 #[should_panic(expected = "no thread does it")]
-fn who_leaves_work_without_a_second_look_leaves_it_to_nobody() {
+fn a_subscriber_that_leaves_without_a_second_look_loses_work() {
     check(|| subscriber_of(false, false));
 }
 

@@ -74,6 +74,6 @@ protocol!(forgiven,);
 
 #[test]
 #[should_panic(expected = "the window has changed for good")]
-fn who_leaves_without_a_last_look_changes_the_window() {
+fn leaving_without_a_last_look_changes_the_window() {
     check(|| forgiven_of(false));
 }

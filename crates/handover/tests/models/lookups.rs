@@ -71,7 +71,7 @@ fn state() {
     let mut flushed = state.get() == ERROR;
     state.step(|state| (state == RTS).then_some(SQD));
     responder.join().unwrap();
-    assert_eq!(state.get(), ERROR, "a queue pair that has ended goes on");
+    assert_eq!(state.get(), ERROR, "a queue pair in ERROR continues");
     if queued.load(Ordering::Relaxed) > 0 {
         scheduled.take();
         flushed |= state.get() == ERROR;
@@ -112,7 +112,7 @@ fn generation_of(has: Has) {
         }
         let _view = memory.read().unwrap();
         if found && (!has.again || known == generation.get()) {
-            assert!(!gone.load(Ordering::Relaxed), "it is delivered to who has the address no more");
+            assert!(!gone.load(Ordering::Relaxed), "delivered to a former owner of the address");
         }
     });
     *world.bound.lock().unwrap() = false;
@@ -132,23 +132,23 @@ fn generation() {
 
 protocol!(two_copies, without_the_wait: Wait => "memory is used that is free");
 protocol!(two_changes,);
-protocol!(state, without_swaps: Swap => "a queue pair that has ended goes on");
+protocol!(state, without_swaps: Swap => "a queue pair in ERROR continues");
 protocol!(generation,);
 
 #[test]
-#[should_panic(expected = "it is delivered to who has the address no more")]
+#[should_panic(expected = "delivered to a former owner of the address")]
 fn a_generation_that_is_asked_for_late_hides_a_change() {
     check(|| generation_of(Has { before: false, ..ALL }));
 }
 
 #[test]
-#[should_panic(expected = "it is delivered to who has the address no more")]
+#[should_panic(expected = "delivered to a former owner of the address")]
 fn a_route_that_is_not_looked_at_again_is_old() {
     check(|| generation_of(Has { again: false, ..ALL }));
 }
 
 #[test]
-#[should_panic(expected = "it is delivered to who has the address no more")]
-fn who_takes_an_address_away_without_a_wait_is_early() {
+#[should_panic(expected = "delivered to a former owner of the address")]
+fn without_a_wait_an_address_is_taken_away_early() {
     check(|| generation_of(Has { wait: false, ..ALL }));
 }

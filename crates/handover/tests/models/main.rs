@@ -331,12 +331,12 @@ protocol!(leaving,);
 
 #[test]
 #[should_panic(expected = "the waiter is not woken")]
-fn who_waits_without_a_look_loses_its_turn() {
+fn waiting_without_a_look_loses_a_turn() {
     check(|| turns_of(3, false, true));
 }
 
 #[test]
 #[should_panic(expected = "a turn is lost")]
-fn who_leaves_without_a_word_loses_its_turn() {
+fn leaving_silently_loses_a_turn() {
     check(|| turns_of(1, true, false));
 }

@@ -46,7 +46,7 @@ struct Watcher {
     /// The ring is polled, because its page was touched.
     watches: bool,
     events: u64,
-    /// How far it has looked.
+    /// Number of posts that it has seen.
     taken: usize,
     /// The watcher polls once more after it has revoked the pages.
     looks_again: bool,
@@ -118,7 +118,7 @@ fn doorbells(present: bool, posts: usize, renewed: bool, looks_again: bool) {
         watcher.take_touched();
         watcher.look();
     }
-    assert_eq!(watcher.taken, posts, "something is posted, and all threads sleep");
+    assert_eq!(watcher.taken, posts, "a request is posted, and all threads sleep");
 }
 
 fn first_touch() {
@@ -139,11 +139,11 @@ fn check(model: fn()) {
 }
 
 protocol!(first_touch,);
-protocol!(going_to_sleep, without_order: Order => "something is posted, and all threads sleep");
-protocol!(taken_by_two, without_lock: Lock => "something is posted, and all threads sleep");
+protocol!(going_to_sleep, without_order: Order => "a request is posted, and all threads sleep");
+protocol!(taken_by_two, without_lock: Lock => "a request is posted, and all threads sleep");
 
 #[test]
-#[should_panic(expected = "something is posted, and all threads sleep")]
-fn who_does_not_look_again_loses_a_doorbell() {
+#[should_panic(expected = "a request is posted, and all threads sleep")]
+fn without_a_second_look_a_doorbell_is_lost() {
     check(|| doorbells(true, 1, false, false));
 }

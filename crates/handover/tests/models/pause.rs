@@ -298,6 +298,6 @@ fn a_pause_that_ends_without_a_ring_loses_doorbells() {
 
 #[test]
 #[should_panic(expected = "a request waits for a device that is not paused any more")]
-fn a_pause_that_ends_without_a_word_leaves_peers_waiting() {
+fn a_pause_that_ends_silently_leaves_peers_waiting() {
     check(|| client_of(Has { wake: false, ..ALL }));
 }

@@ -145,12 +145,12 @@ protocol!(turn_of_port,);
 
 #[test]
 #[should_panic(expected = "a responder waits forever")]
-fn who_waits_before_it_is_held_is_forgotten() {
+fn a_responder_that_waits_before_it_is_held_is_forgotten() {
     check(|| held_of(false));
 }
 
 #[test]
 #[should_panic(expected = "a port waits for its turn forever")]
-fn who_is_given_a_turn_and_not_woken_sleeps_on() {
+fn a_port_that_is_not_woken_for_its_turn_sleeps_on() {
     check(|| turn_of_port_of(false));
 }

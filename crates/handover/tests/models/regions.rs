@@ -48,10 +48,10 @@ fn regions_of(one_step: bool) {
     let registered = region.register(2);
     let second = other.join().unwrap();
     assert!(first || second);
-    assert!(!(first && second), "an invalidation takes what was registered after it");
+    assert!(!(first && second), "an invalidation takes a later registration");
     let filled = *region.filled.lock().unwrap();
     // A thread that arrives while the other one is changing the region is refused.
-    assert_eq!(filled, registered.then_some(2), "an invalidation takes what was registered after it");
+    assert_eq!(filled, registered.then_some(2), "an invalidation takes a later registration");
 }
 
 fn regions() {
@@ -61,7 +61,7 @@ fn regions() {
 protocol!(regions,);
 
 #[test]
-#[should_panic(expected = "takes what was registered after it")]
-fn who_looks_before_it_invalidates_takes_the_next_registration() {
+#[should_panic(expected = "takes a later registration")]
+fn without_one_step_an_invalidation_takes_a_later_registration() {
     check(|| regions_of(false));
 }

@@ -15,7 +15,7 @@ const HERE: u32 = 0x22;
 const THERE: u32 = 0x11;
 const TRANSACTION: u64 = 7;
 
-/// What is decoded is encoded with the same meaning.
+/// Decodes the bytes, and checks that encoding the message again preserves its meaning.
 fn look(bytes: &[u8]) -> Option<Mad> {
     let mad = Mad::parse(bytes).ok()?;
     let again = mad.to_bytes();

@@ -32,7 +32,7 @@ fn begun() -> (Connection, Connection) {
     (active, Connection::incoming(START, 22, mad.transaction, *received))
 }
 
-/// Passes what `from` sends on to `to`.
+/// Delivers the message that `from` sends to `to`.
 fn pass(from: &mut Connection, to: &mut Connection) -> Option<Event> {
     to.handle_message(START, &sent(from).unwrap())
 }

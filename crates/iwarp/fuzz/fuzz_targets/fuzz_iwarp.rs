@@ -33,7 +33,8 @@ fn plain_frame(kind: FrameKind) -> Vec<u8> {
     .to_bytes()
 }
 
-/// What is parsed is built again with the same meaning, and every answer can be sent.
+/// Parses the bytes as a startup frame. A parsed frame is built again with the same meaning, and every answer to it can
+/// be sent.
 fn look_at_startup(bytes: &[u8]) {
     for kind in [FrameKind::Request, FrameKind::Reply] {
         let mut helped = plain_frame(kind);
@@ -256,12 +257,12 @@ impl Play<'_> {
         let Some(len) = self.stream.poll_transmit(&mut out, &mut self.host) else { return };
         self.outbox += len;
         let parsed = fpdu::Fpdu::parse(&out[..len], self.stream.negotiated().crc);
-        let whole = parsed.expect("what was built can be parsed").expect("it is whole");
+        let whole = parsed.expect("a built FPDU can be parsed").expect("a built FPDU is whole");
         let (raw, _) = RawHeader::split(whole.segment).expect("it has a header");
         let header = SegmentHeader::parse(&raw).expect("the header is valid");
         assert_eq!(whole.len, len);
         if let Placement::Tagged { stag, .. } = header.placement {
-            // A response names what the peer has named.
+            // A response names a buffer that the peer has named.
             assert!(stag != 0 || header.opcode == Opcode::ReadResponse);
         }
     }

@@ -144,7 +144,7 @@ fn numbers_of_reads_that_are_not_negotiated_stay_as_they_are() {
 }
 
 #[test]
-fn the_initiator_names_what_is_missing_in_a_reply() {
+fn the_initiator_names_the_missing_parts_of_a_reply() {
     let initiator = initiator(LIMITS);
     let (reply, _) = incoming(&initiator.request()).unwrap().accept(LIMITS, b"").unwrap();
     let edit = |edit: fn(&mut StartupFrame)| edited(&reply, FrameKind::Reply, edit);

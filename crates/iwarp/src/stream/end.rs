@@ -8,7 +8,7 @@ use super::request::Request;
 use crate::wire::{Cause, Opcode, Placement, RawHeader, ReadRequest, RefusedSegment, SegmentHeader, Terminate};
 
 impl Stream {
-    /// How the connection ended. `None`: it has not.
+    /// End of the connection. `None`: it has not ended.
     pub const fn end(&self) -> Option<End> {
         self.end
     }

@@ -25,7 +25,7 @@ pub struct StreamInspect {
     pub open: bool,
     /// A SEND of the peer waits for a receive.
     pub waits_for_receive: bool,
-    /// How the connection ended.
+    /// End of the connection.
     pub end: Option<End>,
     /// Counters.
     pub stats: StreamStats,

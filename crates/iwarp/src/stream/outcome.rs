@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::wire::Cause;
 
-/// How a connection ended.
+/// End of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub enum End {
     /// The peer has sent a Terminate.
@@ -27,7 +27,7 @@ pub enum End {
     Flushed,
 }
 
-/// How the owner closes the connection, after all bytes of [`Stream::poll_transmit`](crate::Stream::poll_transmit).
+/// Way to close the connection, after all bytes of [`Stream::poll_transmit`](crate::Stream::poll_transmit).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Close {
     /// In order.
@@ -36,7 +36,7 @@ pub enum Close {
     Reset,
 }
 
-/// How TCP ended the connection.
+/// End of the TCP connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finished {
     /// The peer has closed it (FIN), and [`Stream::receive`](crate::Stream::receive) has not processed this number of

@@ -9,7 +9,7 @@ use super::{Stream, Waiting};
 use crate::wire::fpdu::{Fpdu, FpduError};
 use crate::wire::{Cause, Opcode, RawHeader, ReadRequest, RefusedSegment, SegmentHeader, Terminate};
 
-/// Why a segment was not processed, or what it ends.
+/// Reason for which a segment was not processed, or ends the connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stop {
     /// A SEND waits for a receive; it is passed again.
@@ -31,7 +31,7 @@ pub(super) const fn invalid(cause: Cause) -> Stop {
     Stop::Refuse(cause, Some(Notify::InvalidRequest))
 }
 
-/// A segment and what a Terminate says about it.
+/// A received segment, with its description for a Terminate.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment<'a> {
     pub(super) header: SegmentHeader,

@@ -166,7 +166,7 @@ fn a_send_without_end_outgrows_its_receive() {
     let end = refuses(end, &part(64), Cause::TOO_LONG);
     let ended = Ended { wr_id: 1, status: WcStatus::LocalLength, byte_len: 0 };
     assert_eq!(end.host.received, [(ended, None)]);
-    assert_eq!(end.host.refused, [], "the receive has reported it");
+    assert_eq!(end.host.refused, [], "the receive has already reported the error");
 }
 
 /// Only its position is kept, so it may be as long as a message can be.
@@ -181,7 +181,7 @@ fn a_write_without_end_costs_no_memory() {
 }
 
 #[test]
-fn writes_to_what_they_may_not_touch() {
+fn writes_to_forbidden_memory() {
     let cases = [
         (KEY + 1, 0, Cause::TAGGED_STAG),
         (0, 0, Cause::TAGGED_STAG),
@@ -217,7 +217,7 @@ fn a_terminate_names_the_refused_segment() {
 }
 
 #[test]
-fn read_requests_of_what_may_not_be_read() {
+fn read_requests_for_forbidden_memory() {
     let cases = [
         (ReadRequest { source_stag: KEY + 1, ..READ }, Cause::READ_STAG),
         (ReadRequest { source_stag: 0, ..READ }, Cause::READ_STAG),

@@ -262,7 +262,7 @@ fn bytes_behind_the_response_that_lets_a_failed_request_report_are_discarded() {
 }
 
 #[test]
-fn a_terminate_does_not_touch_what_was_done_before_it() {
+fn a_terminate_does_not_affect_earlier_requests() {
     let mut pair = Pair::new(64);
     let [a, b] = &mut pair.0;
     a.post(read(1, 0, vec![sge(0, 8)]));

@@ -10,7 +10,7 @@ use pvrdma_verbs_types::{
 /// The key of all memory, for the owner and for peers.
 pub(crate) const KEY: u32 = 0x1234_5600;
 
-/// How a request or receive ended.
+/// Result of a request or receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ended {
     pub(crate) wr_id: u64,

@@ -46,7 +46,7 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
     })
 }
 
-/// One direction: the requests of an end and what they do.
+/// One direction of a connection: the requests of an end, and their expected effects.
 pub(crate) struct Plan {
     pub(crate) requests: Vec<SendWr>,
     /// Receives that the peer posts.

@@ -1,4 +1,4 @@
-//! Generic segmentation offload: does the work that senders left to the link and that the link does not do.
+//! Generic segmentation offload: performs pending offloads in front of a link that cannot.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

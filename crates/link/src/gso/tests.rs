@@ -18,7 +18,7 @@ fn plain(number: u8) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_link_does_not_do_is_done() {
+fn offloads_that_the_link_lacks_are_performed() {
     let (ours, theirs) = memory::pair(100).unwrap();
     let link = GsoLink::new(Arc::new(ours));
     let (bytes, left) = (data(5000), long_tcp(TO, FROM, &data(900), 1448).0);
@@ -114,7 +114,7 @@ impl Link for Takes {
 }
 
 #[test]
-fn what_a_link_does_is_left_to_it() {
+fn offloads_of_the_link_are_left_to_it() {
     let (ours, theirs) = memory::pair(100).unwrap();
     let link = GsoLink::new(Arc::new(Takes(ours)));
     let (long, segmentation) = long_tcp(TO, FROM, &data(9000), 1000);
@@ -126,5 +126,5 @@ fn what_a_link_does_is_left_to_it() {
     assert_eq!(link.send(&frames, 0), 2);
     let got = receive(&theirs, 9);
     assert_eq!((got.len(), &got[0]), (2, &long));
-    assert_eq!(carried(&got[1..]), data(500), "the checksum was not left to it");
+    assert_eq!(carried(&got[1..]), data(500), "the checksum was calculated");
 }

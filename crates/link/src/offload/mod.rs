@@ -1,4 +1,4 @@
-//! Work on a frame that its sender did not do: a checksum, or TCP segmentation.
+//! Pending offloads of a frame: a checksum, or TCP segmentation, that its sender has left to a later stage.
 //!
 //! Between guests of one process, the receiver does this work: a long frame is delivered in one piece, as between two
 //! interfaces of one kernel. In front of links that carry frames to a wire, a [`GsoLink`](crate::GsoLink) does it.

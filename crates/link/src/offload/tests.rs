@@ -94,7 +94,7 @@ fn the_longest_headers_are_segmented_with_a_tag() {
 }
 
 #[test]
-fn what_is_no_whole_segment_or_datagram_has_no_checksum_to_calculate() {
+fn incomplete_segments_and_datagrams_have_no_checksum_to_calculate() {
     let tcp = frame(&[], &v4(6, 0, &transport(6, 0)));
     let udp = frame(&[], &v6(17, &[], &transport(17, 0)));
     assert!(!accepted(&tcp).is_empty() && !accepted(&udp).is_empty());
@@ -157,7 +157,7 @@ fn only_tcp_that_fills_its_frame_can_be_cut() {
     let mss = NonZeroU16::new(2).unwrap();
     let whole = |frame: &[u8]| Offload::segmentation(frame, mss).is_some();
     let tcp = long_tcp([2; 6], [4; 6], b"data", 2).0;
-    assert!(whole(&tcp) && !whole(&[&tcp[..], &[0; 6]].concat()), "what follows the packet would become data");
+    assert!(whole(&tcp) && !whole(&[&tcp[..], &[0; 6]].concat()), "bytes behind the packet would become data");
     assert!(!whole(&tcp[..54]) && !whole(&frame(&[], &v4(17, 0, &transport(17, 0)))));
     let mut fragment = tcp;
     fragment[20] = 0x20;

@@ -14,7 +14,7 @@
 //! With one port, the port reads the uplink itself, and the switch only checks the destination. With several ports, a
 //! thread reads the uplink. It delivers frames inline if the port has a receiver ([`LinkReceiver`]) that has not used
 //! up its share of that thread's time. Otherwise, and for frames between ports, each port has a queue. All queues are
-//! bounded, and each sender has a share of a queue: a sender that exceeds what a port can take loses its own frames.
+//! bounded, and each sender has a share of a queue: a sender that exceeds the capacity of a port loses its own frames.
 //! Frames for the uplink wait in the sender's own queue until there is room, together with the frames behind them. If
 //! the uplink takes no frame for a second, they are dropped instead. Ports can be added and removed at any time
 //! ([`Readiness::changed`]).

@@ -87,12 +87,15 @@ fn a_sole_port_is_the_uplink() {
     assert!(receive(&*one).is_empty(), "frames that arrive before the port exists are dropped");
     let (ours, theirs) = (one.readiness(), uplink.readiness());
     for (ours, theirs) in [(&ours.readable, &theirs.readable), (&ours.writable, &theirs.writable)] {
-        assert!(Arc::ptr_eq(ours.as_ref().unwrap(), theirs.as_ref().unwrap()), "nothing stands between");
+        assert!(
+            Arc::ptr_eq(ours.as_ref().unwrap(), theirs.as_ref().unwrap()),
+            "a single port uses the uplink's descriptor directly"
+        );
     }
     let came = [1, 2, 255].map(|to| frame(if to == 255 { ALL } else { mac(to) }, mac(9), to.into(), 60));
     outside.send(&frames(&came), 0);
     outside.send(&frames(&[vec![2; 5], vec![]]), 0);
-    assert!(!switch.service(), "the port does it");
+    assert!(!switch.service(), "a single port polls the uplink itself");
     assert_eq!(numbers(&receive(&*one)), [1, 255], "neither another one's frames nor halves of frames");
     assert_eq!(figure(&*one, "switch_dropped_unknown"), 3);
     // All its frames leave, whatever their destination.
@@ -108,15 +111,15 @@ fn a_sole_port_is_the_uplink() {
 
 /// Regression: an uplink peer that did not read stopped the frames between ports.
 #[test]
-fn an_uplink_that_takes_nothing_holds_nobody_up_for_long() {
+fn an_uplink_that_takes_nothing_delays_ports_for_a_bounded_time() {
     let (clock, (ours, outside)) = (Arc::new(ManualClock::default()), memory::pair(2).unwrap());
     let switch = Switch::without_thread(Some(Arc::new(ours)), MTU, Arc::clone(&clock) as _).unwrap();
     let [one, two] = plug(&switch, [1, 2]);
     let sent: Vec<_> = (0..).zip([mac(9), mac(9), ALL, mac(2)]).map(|(n, to)| frame(to, mac(1), n, 60)).collect();
     let almost = stall::LIMIT - Duration::from_millis(1);
     assert!(one.readiness().wait.is_none());
-    assert_eq!(one.send(&frames(&sent), 0), 2, "what is behind waits, too, or it would come too early");
-    assert_eq!(one.readiness().wait, Some(stall::LIMIT), "it has to look again");
+    assert_eq!(one.send(&frames(&sent), 0), 2, "frames behind a waiting one wait as well, to keep their order");
+    assert_eq!(one.readiness().wait, Some(stall::LIMIT), "the port must retry");
     assert_eq!(one.send(&frames(&sent), 2), 0);
     clock.advance(almost);
     assert_eq!((one.send(&frames(&sent), 2), numbers(&receive(&*two))), (0, vec![]));
@@ -125,7 +128,7 @@ fn an_uplink_that_takes_nothing_holds_nobody_up_for_long() {
     assert_eq!(two.send(&frames(&[]), 0), 0);
     clock.advance(Duration::from_millis(1));
     assert_eq!((one.send(&frames(&sent), 2), numbers(&receive(&*two))), (2, vec![2, 3]));
-    assert_eq!(one.send(&frames(&sent), 0), 4, "nothing waits for what takes nothing");
+    assert_eq!(one.send(&frames(&sent), 0), 4, "frames for a stalled uplink are dropped without a wait");
     assert_eq!((figure(&*one, "switch_dropped_uplink"), one.readiness().wait), (4, None));
     // The other end reads again.
     assert_eq!(numbers(&receive(&outside)), [0, 1]);
@@ -135,18 +138,18 @@ fn an_uplink_that_takes_nothing_holds_nobody_up_for_long() {
     assert_eq!(numbers(&receive(&outside)), [0, 0]);
     assert_eq!(up(3), 2);
     clock.advance(almost);
-    assert_eq!(up(1), 0, "it took something meanwhile");
+    assert_eq!(up(1), 0, "the uplink has taken a frame meanwhile");
 }
 
 /// The other end of the uplink sends back all frames that it gets, including the sender's own group frames.
 #[test]
-fn a_hairpin_delivers_what_comes_back() {
+fn a_hairpin_delivers_returned_frames() {
     let (ours, outside) = memory::pair(100).unwrap();
     let switch = Switch::hairpin_without_thread(Arc::new(ours), MTU, Arc::new(ManualClock::default())).unwrap();
     let [one] = plug(&switch, [1]);
     let exchange = |from: &SwitchPort, sent: &[Vec<u8>]| {
         assert_eq!(from.send(&frames(sent), 0), sent.len());
-        assert_eq!(receive(&outside), sent, "all of it leaves");
+        assert_eq!(receive(&outside), sent, "all frames leave");
         outside.send(&frames(sent), 0);
         while switch.service() {}
     };
@@ -287,7 +290,7 @@ fn frames_to_a_silent_port_go_to_the_uplink_as_well() {
 }
 
 #[test]
-fn a_port_that_was_unplugged_hears_and_says_nothing() {
+fn an_unplugged_port_receives_and_sends_nothing() {
     let (switch, outside, _) = switch(100);
     let [one, two] = plug(&switch, [1, 2]);
     one.unplug();
@@ -301,7 +304,7 @@ fn a_port_that_was_unplugged_hears_and_says_nothing() {
     two.send(&frames(&[frame(mac(3), mac(2), 1, 60)]), 0);
     drop(switch);
     assert!(readable(&*two) && readable(&*three));
-    assert_eq!(numbers(&receive(&*three)), [1], "what was delivered is there");
+    assert_eq!(numbers(&receive(&*three)), [1], "a delivered frame can still be received");
     assert_eq!(two.send(&frames(&[frame(mac(3), mac(2), 2, 60)]), 0), 1);
     assert!(receive(&*three).is_empty() && !readable(&*three));
 }
@@ -326,7 +329,7 @@ fn a_port_that_was_unplugged_waits_for_no_room() {
 }
 
 #[test]
-fn who_floods_a_port_takes_no_room_from_others() {
+fn a_flood_of_a_port_takes_no_room_from_others() {
     let (switch, outside, _) = switch(200);
     let [victim, flood, other] = plug(&switch, [1, 2, 3]);
     let flooding = |port: &SwitchPort, length| {
@@ -359,12 +362,12 @@ fn who_floods_a_port_takes_no_room_from_others() {
 }
 
 #[test]
-fn who_floods_the_uplink_leaves_room_for_others() {
+fn a_flood_of_the_uplink_leaves_room_for_others() {
     let (switch, outside, _) = switch(4);
     let [greedy, modest] = plug(&switch, [1, 2]);
     let many = frames(&vec![frame(mac(9), mac(1), 1, 60_000); 1000]);
     let few = frames(&vec![frame(mac(9), mac(2), 2, 60); 3]);
-    assert_eq!(greedy.send(&many, 0), 4, "as much as there is room for");
+    assert_eq!(greedy.send(&many, 0), 4, "the uplink's queue has room for four");
     assert_eq!(modest.send(&few, 0), 0);
     assert_eq!((switch.inspect().waiting_for_uplink, receive(&outside).len()), (2, 4));
     // There is room for many frames, and the greedy port can send first. It does not get all of the room.
@@ -388,7 +391,7 @@ fn who_floods_the_uplink_leaves_room_for_others() {
 }
 
 #[test]
-fn what_the_uplink_does_not_take_is_delivered_once() {
+fn frames_that_the_uplink_does_not_take_are_delivered_once() {
     let (switch, outside, _) = switch(2);
     let [one, two] = plug(&switch, [1, 2]);
     let to = [mac(2), mac(9), ALL, mac(2), ALL, mac(2), mac(9)];
@@ -485,7 +488,7 @@ impl Link for Asked {
 }
 
 #[test]
-fn the_uplink_is_told_whose_frames_are_wanted() {
+fn the_uplink_gets_the_addresses_of_the_ports() {
     let asked = Arc::new(Asked(memory::pair(1).unwrap().0, Mutex::default()));
     let switch = Switch::new(Some(Arc::clone(&asked) as Arc<dyn Link>), MTU).unwrap();
     let [one, _two] = plug(&switch, [1, 2]);
@@ -493,14 +496,14 @@ fn the_uplink_is_told_whose_frames_are_wanted() {
     drop(one);
     assert!(switch.0.is_threadless(), "one port is left");
     assert!(matches!(switch.port(mac(7), UnknownUnicast::Drop), Err(SwitchError::Io(_))));
-    assert!(switch.0.is_threadless(), "one port is left still");
+    assert!(switch.0.is_threadless(), "one port is left, which polls the uplink itself");
     assert_eq!(*asked.1.lock(), [&[1][..], &[1, 2], &[2]].map(|list| list.iter().copied().collect()));
 }
 
 proptest! {
     /// Every frame arrives exactly at its destinations, in the order in which its sender sent it.
     #[test]
-    fn nobody_gets_what_is_for_another(
+    fn no_port_gets_a_frame_for_another(
         flood in prop::collection::vec(any::<bool>(), 0..5),
         steps in prop::collection::vec((0..6_u8, 0..7_u8), 1..200),
     ) {

@@ -69,7 +69,7 @@ fn a_vector_goes_where_the_table_says() {
 }
 
 #[test]
-fn what_is_masked_is_pending_and_comes_once() {
+fn a_masked_vector_is_pending_and_fires_once() {
     let (vectors, line) = vectors(40);
     vectors.set_control(CONTROL_ENABLE);
     assert_eq!(word(&vectors, 12), 1, "masked at power-on");
@@ -112,7 +112,7 @@ fn odd_accesses_mean_nothing() {
 }
 
 #[test]
-fn a_line_that_refuses_is_counted_and_asked_again() {
+fn a_line_that_refuses_is_counted_and_retried() {
     let (vectors, line) = vectors(1);
     *line.1.lock() = true;
     vectors.set_control(CONTROL_ENABLE);

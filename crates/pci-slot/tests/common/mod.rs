@@ -10,7 +10,7 @@ use pvrdma_pci_slot::{BarMap, ConfigPorts, InterruptLine, Message, PciBus};
 use vm_device::bus::{MmioAddress, PioAddress};
 use vm_device::{DeviceMmio, DevicePio};
 
-/// Where the tests' slot is.
+/// Number of the tests' slot.
 pub const SLOT: u8 = 0x10;
 
 /// A machine with a bus.
@@ -76,7 +76,7 @@ impl Machine {
         self.bars.mmio_write(MmioAddress(0), address, data);
     }
 
-    /// Where a BAR is.
+    /// Address of a BAR.
     pub fn bar(&self, slot: u8, function: usize, bar: usize) -> u64 {
         let low = self.config(slot, function, 0x10 + bar * 4);
         let high = if low & 4 == 0 { 0 } else { self.config(slot, function, 0x14 + bar * 4) };

@@ -25,7 +25,7 @@ fn each_kind_of_word_is_found() {
 }
 
 #[test]
-fn a_row_is_of_one_file_and_of_what_is_there() {
+fn a_row_names_an_existing_atomic_of_its_file() {
     let workspace = crate_a(&[(FILE, "pub struct S { mark: AtomicBool }\n")]);
     let elsewhere = format!("| `{FILE}` | `mark` | |\n| `crates/a/src/b.rs` | `mark` | |\n");
     assert_one(&atomics::check(&workspace, &elsewhere), &[REPOSITORY.atomics.document, "`mark` of crates/a/src/b.rs"]);
@@ -40,7 +40,7 @@ fn other_types_are_not_meant() {
 }
 
 #[test]
-fn tests_and_the_protocols_are_not_asked() {
+fn tests_and_protocols_are_not_checked() {
     let test = "#[cfg(test)]\nmod tests { struct S { mark: AtomicBool } }\npub struct S { mark: bool }\n";
     let protocol = "pub struct S { mark: AtomicBool }\n";
     let home = format!("{}src/lib.rs", REPOSITORY.atomics.home);

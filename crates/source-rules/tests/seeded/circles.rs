@@ -58,7 +58,7 @@ fn a_circle_through_reexports_leads_to_the_definition() {
 }
 
 #[test]
-fn a_file_with_items_depends_on_what_it_reexports() {
+fn a_file_with_items_depends_on_its_reexports() {
     let mut files = vec![
         ("crates/a/src/lib.rs", "mod m;\n"),
         ("crates/a/src/m/mod.rs", "mod x;\nmod y;\npub use x::X;\npub use y::Y;\npub struct Error;\n"),

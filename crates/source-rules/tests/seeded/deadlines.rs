@@ -22,7 +22,7 @@ fn a_wait_without_a_deadline_is_found() {
 }
 
 #[test]
-fn what_takes_a_time_and_what_tests_do_may_wait() {
+fn calls_with_a_timeout_and_tests_may_wait() {
     let waits = "fn f() { receiver.recv_timeout(time); keeper.wait(pause); names.join(\", \"); }\n\
                  #[cfg(test)]\nmod tests { fn f() { child.wait(); } }\n";
     assert_eq!(check(waits, &[]), []);

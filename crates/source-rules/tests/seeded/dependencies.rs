@@ -61,7 +61,7 @@ fn a_dependency_that_is_declared_twice_is_found() {
 }
 
 #[test]
-fn what_several_members_use_comes_from_the_workspace() {
+fn shared_dependencies_come_from_the_workspace() {
     assert_one(
         &check("[dependencies]\nlog = \"1\"\n", "use log::info;\n", &[]),
         &["crates/a/Cargo.toml", "[workspace.dependencies]"],

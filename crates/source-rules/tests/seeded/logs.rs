@@ -11,7 +11,7 @@ fn check(source: &str) -> Vec<source_rules::Problem> {
 }
 
 #[test]
-fn a_line_without_a_limit_is_found_by_whatever_name() {
+fn a_line_without_a_limit_is_found_under_any_name() {
     for (source, name) in [
         ("\nfn f() { log::warn!(\"x\"); }\n", "log::warn"),
         ("use log::error;\nfn f() { error!(\"x\"); }\n", "log::error"),
@@ -23,7 +23,7 @@ fn a_line_without_a_limit_is_found_by_whatever_name() {
 }
 
 #[test]
-fn a_line_may_say_why() {
+fn a_line_may_have_a_reason() {
     assert_eq!(check("fn f() {\n    // Log: once, at the\n    // start.\n    log::info!(\"x\");\n}\n"), []);
     for none in ["// Log:", "// Log: elsewhere.\n", "// At the start."] {
         assert_eq!(check(&format!("fn f() {{\n{none}\n    log::info!(\"x\");\n}}\n")).len(), 1, "{none}");
@@ -31,7 +31,7 @@ fn a_line_may_say_why() {
 }
 
 #[test]
-fn what_is_off_and_what_is_no_product_is_free() {
+fn disabled_levels_and_tests_are_not_limited() {
     let source = "fn f() { log::debug!(\"x\"); log::trace!(\"x\"); }\n\
                   #[cfg(test)]\nmod tests { fn f() { log::warn!(\"x\"); } }\n";
     assert_eq!(check(source), []);

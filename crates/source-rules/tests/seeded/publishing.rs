@@ -19,7 +19,7 @@ fn check(shared: &str, version: &str, a: &str, b: &str) -> Vec<Problem> {
 }
 
 #[test]
-fn what_a_registry_wants_is_there() {
+fn required_keys_of_a_registry_are_present() {
     assert_eq!(check(SHARED, VERSION, READY, READY), []);
     for line in READY.lines() {
         let (key, _) = line.split_once(" =").unwrap_or((line, ""));
@@ -36,7 +36,7 @@ fn what_a_registry_wants_is_there() {
 }
 
 #[test]
-fn what_is_published_depends_on_what_is_published() {
+fn published_crates_depend_on_published_crates() {
     assert_one(&check(SHARED, VERSION, READY, "publish = false\n"), &["crates/a/", "`b` is not published"]);
     for version in ["", "version = \"0.2.0\", "] {
         assert_one(&check(SHARED, version, READY, READY), &["crates/a/", "the version of the workspace"]);
@@ -44,7 +44,7 @@ fn what_is_published_depends_on_what_is_published() {
 }
 
 #[test]
-fn what_crates_share_is_there() {
+fn shared_keys_are_present() {
     for line in SHARED.lines().skip(1) {
         let shared = SHARED.replace(&format!("{line}\n"), "");
         let key = line.split_once(" =").unwrap().0;

@@ -12,7 +12,7 @@ fn roce(text: &str) -> Workspace {
 }
 
 #[test]
-fn a_clock_is_found_by_whatever_name() {
+fn a_clock_is_found_under_any_name() {
     let sources = [
         "use std::time::Instant as Moment;\nfn f() { Moment::now(); }\n",
         "use std::time;\nfn f() { time::Instant::now(); }\n",

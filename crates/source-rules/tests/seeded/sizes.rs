@@ -20,7 +20,7 @@ fn a_long_function_is_found() {
 }
 
 #[test]
-fn a_long_function_may_say_why() {
+fn a_long_function_may_have_a_reason() {
     for reason in
         ["// Long: one row per opcode.\n", "/// Parses.\n///\n/// Long: a table.\n", "// Long: a table.\n#[inline]\n"]
     {
@@ -32,7 +32,7 @@ fn a_long_function_may_say_why() {
 }
 
 #[test]
-fn a_long_file_is_found_unless_it_says_why() {
+fn a_long_file_is_found_unless_it_has_a_reason() {
     let text = "const A: u8 = 1;\n".repeat(501);
     assert_one(&check(&text), &["crates/a/src/lib.rs:1: 501 lines"]);
     assert!(check(&text[17..]).is_empty());

@@ -7,7 +7,7 @@ use crate::{A, ROOT, assert_one, crate_a};
 const SPAWN: &str = "fn f() { std::thread::spawn(|| {}); }\n";
 
 #[test]
-fn a_start_is_found_by_whatever_name() {
+fn a_start_is_found_under_any_name() {
     let sources = [
         ("\nfn f() { std::thread::spawn(|| {}); }\n", "std::thread::spawn"),
         ("use std::thread;\nfn f() { thread::spawn(|| {}); }\n", "std::thread::spawn"),
@@ -25,7 +25,7 @@ fn a_start_is_found_by_whatever_name() {
 }
 
 #[test]
-fn what_waits_or_only_tests_may_name_threads() {
+fn waits_and_tests_may_name_threads() {
     let waits = "use std::thread::{self, JoinHandle};\nfn f() { thread::sleep(d); thread::park(); }\n\
                  #[cfg(test)]\nmod tests { fn f() { std::thread::spawn(|| {}); } }\n";
     let files = [("crates/a/src/lib.rs", waits), ("crates/a/tests/t.rs", SPAWN), ("crates/a/examples/e.rs", SPAWN)];

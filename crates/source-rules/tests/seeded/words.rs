@@ -41,7 +41,7 @@ fn words_in_documents_are_found() {
 }
 
 #[test]
-fn other_places_may_say_them() {
+fn other_places_may_contain_them() {
     for text in [
         "fn f(a: Ipv4Addr) { a.octets(); Ipv4Addr::octets(&a); }\n",
         "/// Calls [`nobody`].\nfn f() {}\n",

@@ -58,7 +58,7 @@ pub(super) fn a_datagram_brings_its_header<B: Backend>(subject: &Subject<'_, B>)
     assert_eq!(d.theirs.read(110, 11), pattern(1, 8192)[..11]);
 }
 
-pub(super) fn what_nobody_takes_is_dropped<B: Backend>(subject: &Subject<'_, B>) {
+pub(super) fn datagrams_without_a_receiver_are_dropped<B: Backend>(subject: &Subject<'_, B>) {
     let d = datagrams(subject);
     let rc = d.b.qp(QpType::Rc);
     let good = to(&d.right);

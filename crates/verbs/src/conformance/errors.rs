@@ -206,7 +206,7 @@ pub(super) fn remote_access_errors<B: Backend>(subject: &Subject<'_, B>) {
     }
 }
 
-pub(super) fn what_a_qp_does_not_enable_is_refused<B: Backend>(subject: &Subject<'_, B>) {
+pub(super) fn operations_that_a_qp_does_not_enable_are_refused<B: Backend>(subject: &Subject<'_, B>) {
     type Set = fn(&mut QpAttrs);
     type MakeOp = fn(RemoteAddress) -> SendOp;
     let cases: [(Set, MakeOp); 3] = [
@@ -267,13 +267,13 @@ pub(super) fn a_receive_is_not_ready<B: Backend>(subject: &Subject<'_, B>) {
     peer_is_well(&pair);
 }
 
-pub(super) fn nobody_answers<B: Backend>(subject: &Subject<'_, B>) {
+pub(super) fn a_peer_that_does_not_answer_exhausts_the_retries<B: Backend>(subject: &Subject<'_, B>) {
     let pair = subject.pair_with(|a| (a.timeout, a.retry_cnt) = (8, 1), |_| {});
     pair.right.to(QpState::Reset);
     assert_eq!(fail(&pair, SEND, &[]), WcStatus::RetryExceeded);
 }
 
-pub(super) fn what_follows_an_error_is_flushed<B: Backend>(subject: &Subject<'_, B>) {
+pub(super) fn requests_behind_an_error_are_flushed<B: Backend>(subject: &Subject<'_, B>) {
     let pair = subject.pair();
     assert_eq!(fail(&pair, SendOp::Malformed, &[]), WcStatus::LocalQpOperation);
     pair.left.send(3, &[]);

@@ -4,7 +4,7 @@
 //! incorrectly. [`cases`] lists them for programs; [`conformance_tests!`](crate::conformance_tests) generates a test
 //! for each. No case depends on the speed of an adapter: expected events are awaited, and the absence of an event is
 //! shown by a later event.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "for tests, which end with what goes wrong")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "for tests: a panic fails the test")]
 
 mod atomics;
 mod connected;
@@ -162,15 +162,15 @@ cases! {
         a_write_with_immediate_to_a_bad_key_ends_its_receive,
         a_long_write_with_immediate_to_a_bad_key_takes_no_receive,
         remote_access_errors,
-        what_a_qp_does_not_enable_is_refused,
+        operations_that_a_qp_does_not_enable_are_refused,
         receives_that_do_not_fit,
         a_receive_is_not_ready,
-        nobody_answers,
-        what_follows_an_error_is_flushed,
+        a_peer_that_does_not_answer_exhausts_the_retries,
+        requests_behind_an_error_are_flushed,
     }
     datagrams {
         a_datagram_brings_its_header,
-        what_nobody_takes_is_dropped,
+        datagrams_without_a_receiver_are_dropped,
         a_datagram_that_does_not_fit_takes_no_receive,
         a_datagram_that_does_not_fit_ends_a_shared_receive,
         local_datagram_errors,
@@ -186,7 +186,7 @@ cases! {
         error_flushes_both_queues,
         reset_is_silent_and_starts_over,
         draining_finishes_what_was_started,
-        attributes_are_what_was_set,
+        attributes_are_those_that_were_set,
         a_destroyed_qp_publishes_nothing,
         the_first_request_establishes_the_communication,
     }

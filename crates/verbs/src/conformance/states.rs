@@ -123,7 +123,7 @@ pub(super) fn draining_finishes_what_was_started<B: Backend>(subject: &Subject<'
     assert_eq!(pair.left.scq.statuses(1), [(2, OK)]);
 }
 
-pub(super) fn attributes_are_what_was_set<B: Backend>(subject: &Subject<'_, B>) {
+pub(super) fn attributes_are_those_that_were_set<B: Backend>(subject: &Subject<'_, B>) {
     let pair = subject.pair_with(
         |a| {
             (a.path_mtu, a.access) = (Mtu::M512, Access::REMOTE_READ);

@@ -1,7 +1,7 @@
 //! Devices without PCI: guest memory, queues and sinks for tests of adapters (feature `testing`).
 //!
 //! Errors panic. Every wait has a deadline far beyond the expected time.
-#![expect(clippy::unwrap_used, reason = "for tests, which end with what goes wrong")]
+#![expect(clippy::unwrap_used, reason = "for tests: a panic fails the test")]
 
 mod abort;
 mod counting_allocator;

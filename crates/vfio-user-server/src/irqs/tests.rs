@@ -162,7 +162,7 @@ fn without_asynchronous_operations_only_the_devices_own_thread_signals() {
 
 /// A write to an eventfd can wait for the client.
 #[test]
-fn a_signal_that_blocks_keeps_nobody_but_the_devices_own_thread() {
+fn a_signal_that_blocks_delays_only_the_devices_own_thread() {
     let bench = Bench::new(true);
     bench.assign(3);
     let gate = bench.slow.gate.lock();

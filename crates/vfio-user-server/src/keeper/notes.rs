@@ -1,4 +1,4 @@
-//! Notes about a client: what the next worker needs to serve the client after a crash.
+//! Notes about a client: the state that the next worker needs to serve the client after a crash.
 //!
 //! The keeper stores notes without knowing their meaning; the worker keeps the same notes, for the case that the keeper
 //! is replaced. [`recalled`](super::recalled) has the meaning of their contents.

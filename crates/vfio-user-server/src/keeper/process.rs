@@ -238,8 +238,8 @@ fn told(sent: Result<(), Errno>) -> Result<(), Option<Errno>> {
     }
 }
 
-/// Waits until a worker has closed its socket, which it does when it ends, or until the time for that is over: such a
-/// worker was killed and is stuck in the kernel, and runs no more.
+/// Waits until a worker has closed its socket, as it does when it ends, but for a limited time: a worker that was
+/// killed and is stuck in the kernel does not run any more.
 fn await_end(previous: &OwnedFd) -> io::Result<()> {
     loop {
         return match rustix::event::poll(&mut [PollFd::new(previous, PollFlags::empty())], Some(&PREVIOUS)) {

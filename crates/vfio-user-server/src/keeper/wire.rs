@@ -2,7 +2,7 @@
 //!
 //! | request, 12 bytes and more | answer, 16 bytes and more |
 //! | --- | --- |
-//! | operation, seat, what descriptors may be, 0: a byte each | number of the request: 4 bytes |
+//! | operation, seat, permitted descriptors, 0: a byte each | number of the request: 4 bytes |
 //! | most bytes to take: 4 | bytes that follow: 4 |
 //! | its number: 4 | descriptors, 1 if some were lost, code of a refusal, 0: a byte each |
 //! | keys and contents of notes | errno of that refusal: 4 |

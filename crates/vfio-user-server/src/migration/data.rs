@@ -9,7 +9,7 @@ use pvrdma_guest_memory::{Charge, Kept, MemoryBudget, OverBudget};
 /// Bytes that are allocated and charged at a time.
 const CHUNK: usize = 64 << 10;
 
-/// Bytes in transit, charged to the memory that the device may keep. What was read is freed.
+/// Bytes in transit, charged to the memory that the device may keep. Bytes that were read are freed.
 #[derive(Debug)]
 pub(super) struct StateData {
     chunks: VecDeque<Chunk>,
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_whole() {
+    fn data_that_does_not_fit_is_refused_as_a_whole() {
         let budget = MemoryBudget::new(2 * CHUNK as u64);
         let mut data = StateData::new(&budget);
         data.append(&pattern(10)).unwrap();

@@ -8,8 +8,8 @@
 //! | DEVICE_FEATURE, DMA_LOGGING_… | starts, reports and ends the log of written pages |
 //!
 //! A device is restored when it leaves RESUMING, and looks its memory up when it enters RUNNING. The client may
-//! therefore map memory after it has written the state, and what it writes to configuration space in RESUMING has no
-//! effect on the restored objects: configuration space is part of the state.
+//! therefore map memory after it has written the state. Its writes to configuration space in RESUMING have no effect on
+//! the restored objects: configuration space is part of the state.
 //!
 //! BARs are accessible in RUNNING only, because a paused function takes no register access. Configuration space,
 //! memory and interrupts may change in every state.

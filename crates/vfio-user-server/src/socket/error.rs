@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_system_said_in_our_words() {
+    fn errors_of_the_system_are_explained() {
         let denied = SocketError::making(Path::new("/run/vm0.sock"), io::ErrorKind::PermissionDenied.into());
         let expected =
             format!("/run/vm0.sock: no permission to create a socket in /run (user {})", user(geteuid().as_raw()));

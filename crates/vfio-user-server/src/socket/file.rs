@@ -20,8 +20,8 @@ use super::error::SocketError;
 /// Permissions of a socket at its creation: only its owner can use it until its final mode is set.
 const BORN: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// Path of a socket's file, and the file itself by device and inode. A process tells it to the one that takes the
-/// socket over.
+/// Path of a socket's file, and the file itself by device and inode. A process passes it to the process that
+/// takes over the socket.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FileIdentity {
     path: PathBuf,

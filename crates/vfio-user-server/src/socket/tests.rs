@@ -18,7 +18,7 @@ fn own() -> SocketAccess {
     SocketAccess::default()
 }
 
-/// Returns a group that the test may give a file to: its own, which any user may, or another one if it runs as root.
+/// Returns a group that the test may give a file to: its own, as any user may, or another one if it runs as root.
 fn group_of_ours() -> u32 {
     if rustix::process::geteuid().is_root() { 4242 } else { rustix::process::getegid().as_raw() }
 }
@@ -60,7 +60,7 @@ fn the_life_of_a_socket_file() {
 
 /// A check next to a running daemon must not connect: the server would count a client and log its end.
 #[test]
-fn to_look_at_a_socket_is_not_to_connect() {
+fn a_check_of_a_socket_does_not_connect() {
     let folder = folder();
     let path = folder.path().join("a.sock");
     SocketFile::check(&path, own()).unwrap();
@@ -118,7 +118,7 @@ fn no_other_user_reaches_a_new_socket() {
 }
 
 #[test]
-fn owner_group_and_mode_are_as_asked() {
+fn owner_group_and_mode_are_as_configured() {
     let folder = folder();
     let path = folder.path().join("socket");
     let group = group_of_ours();

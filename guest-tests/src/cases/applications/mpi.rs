@@ -48,6 +48,6 @@ fn compared(output: &str) -> Result<String> {
     let mut ranks: Vec<&str> = output.lines().filter(|line| line.ends_with(" bytes compared")).collect();
     ranks.sort_unstable();
     ranks.dedup();
-    ensure!(ranks.len() == 2 && ranks[0].starts_with("rank 0: "), "not what two ranks say:\n{output}");
+    ensure!(ranks.len() == 2 && ranks[0].starts_with("rank 0: "), "not the output of two ranks:\n{output}");
     Ok(ranks.join(", "))
 }

@@ -16,7 +16,7 @@ pub(super) const CARD: &str = "eth0";
 pub(super) const PEER: &str = "/run/guest-tests net-peer";
 /// The port where it listens.
 pub(super) const PORT: u16 = 7000;
-/// How long a program may take.
+/// Time limit of a program.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Starts the other side of checked traffic in a guest, behind `prefix` (`ip netns exec NAME`).

@@ -70,7 +70,7 @@ fn vlans(cards: &Cards) -> Result<String> {
     for vm in [cards.vm(0), cards.vm(1)] {
         vm.run(&format!("ip link del {CARD}.7 && ip link del {CARD}.99"))?;
     }
-    ensure!(filtered(cards, "true")? == 0, "the untagged network is not what it was");
+    ensure!(filtered(cards, "true")? == 0, "frames of the untagged network were filtered");
     Ok(String::new())
 }
 

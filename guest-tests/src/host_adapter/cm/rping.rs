@@ -174,7 +174,7 @@ impl Pinger {
         self.hear()?;
         self.tell(ROOM, size)?;
         self.hear()?;
-        ensure!(self.side.buffer.read(ROOM, size) == message, "what came back in round {round} differs");
+        ensure!(self.side.buffer.read(ROOM, size) == message, "the echoed data of round {round} differs");
         Ok(())
     }
 }

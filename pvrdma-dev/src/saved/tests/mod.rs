@@ -29,8 +29,8 @@ const SHOWN: [ObjectKind; 9] = [
     ObjectKind::Ring,
 ];
 
-/// Describes the objects of a device, except for what differs after a move: the mock adapter saves no attributes of a
-/// queue pair but its state, and queues that the guest has destroyed have no handle any more.
+/// Describes the objects of a device, without the differences that a move makes: the mock adapter saves only the state
+/// of a queue pair, and queues that the guest has destroyed have no handle.
 fn shown(world: &Populated) -> Vec<Value> {
     let device: &PvrdmaDevice<MockBackend> = &world.test.device;
     let mut shown: Vec<_> = SHOWN.iter().map(|&kind| device.inspect_objects(kind)).collect();

@@ -1,4 +1,4 @@
-//! Ends that send something else than the protocol says.
+//! Ends that violate the protocol.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -207,7 +207,7 @@ fn a_migration_is_cancelled_at_any_step_before_the_commit() {
             }
             (kind, (left, arrived, _)) => panic!("{index}: {kind:?}: {left:?}, runs there: {}", arrived.is_ok()),
         }
-        // The next try succeeds, with what the first has left.
+        // The next attempt succeeds with the state that the failed one has left.
         assert!(matches!(test.run(Action::Pass), (AtSource::Moved, Ok(_), _)), "{kind:?}");
     }
 }

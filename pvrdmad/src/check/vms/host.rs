@@ -23,7 +23,7 @@ pub struct Host {
     pub(super) processes: Vec<Vec<String>>,
 }
 
-/// Tells whether guests can use hardware virtualization.
+/// Availability of hardware virtualization for guests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kvm {
     Usable,
@@ -62,7 +62,7 @@ impl Host {
         let (user, group, wanted) = (found.uid(), found.gid(), access.permissions());
         differs.then(|| {
             let path = path.display();
-            format!("{path} has user {user}, group {group} and mode {mode:o}, not what is configured (mode {wanted:o})")
+            format!("{path} has user {user}, group {group} and mode {mode:o}, instead of the configured ones (mode {wanted:o})")
         })
     }
 }

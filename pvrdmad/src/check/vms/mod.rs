@@ -87,7 +87,7 @@ fn judge_device(host: &Host, device: &Device, found: &mut Findings) {
             Severity::Warning,
             &name,
             "no QEMU on this host has it (or it is another user's)",
-            "pvrdmad xml --device NAME prints what libvirt needs, docs/two-vms.md what QEMU does",
+            "pvrdmad xml --device NAME prints the options for libvirt; docs/two-vms.md has those for QEMU",
         ),
         machines => machines.iter().for_each(|machine| judge_machine(&name, machine, device, found)),
     }

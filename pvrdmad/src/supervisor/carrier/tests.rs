@@ -102,7 +102,7 @@ fn unlimited() -> Rate {
 }
 
 #[test]
-fn only_what_is_new_is_told() {
+fn only_changes_are_reported() {
     let bench = Bench::start(unlimited(), 0);
     for state in [UP, UP, CUT, CUT, InterfaceState::Absent, UP, UP] {
         bench.see([Ok(state)]);
@@ -115,7 +115,7 @@ fn only_what_is_new_is_told() {
 
 /// A report that the worker refuses, and an interface that cannot be read for a while, are tried again without a hint.
 #[test]
-fn what_does_not_work_is_tried_again() {
+fn failures_are_retried() {
     let bench = Bench::start(unlimited(), 1);
     bench.see([Ok(CUT), Ok(CUT)]);
     assert_eq!([(); 2].map(|()| bench.told()), [Ok(CUT), Ok(CUT)]);
@@ -128,7 +128,7 @@ fn what_does_not_work_is_tried_again() {
 /// A worker that got a state and did not confirm it may have applied it: the earlier state is reported again when the
 /// interface returns to it.
 #[test]
-fn what_was_perhaps_taken_is_taken_back() {
+fn an_unconfirmed_state_is_reported_again() {
     let bench = Bench::start(unlimited(), 1);
     bench.see([Ok(CUT), Ok(UP)]);
     assert_eq!([(); 2].map(|()| bench.told()), [Ok(CUT), Ok(UP)]);

@@ -147,7 +147,7 @@ impl KeeperPlaces {
     }
 
     /// Returns the keepers that an earlier daemon has left for devices that `is_known` accepts, at most one for each.
-    /// Ends the others, and removes what is left of those that have ended.
+    /// Ends the others, and removes the files of those that have ended.
     pub(super) fn find(&self, is_known: impl Fn(&str) -> bool) -> Vec<LeftKeeper> {
         let folder = match self.open_existing() {
             Ok(folder) => folder,

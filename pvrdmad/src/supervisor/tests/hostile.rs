@@ -176,7 +176,7 @@ fn number(name: &str) -> Option<u64> {
 
 /// Runs alone in its process, because it counts the descriptors of the process.
 #[test]
-fn a_worker_says_anything() {
+fn a_worker_sends_anything() {
     let test = "supervisor::tests::hostile::one_supervisor";
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "--ignored", "--nocapture", test]).env("SEED", "3").env("SECONDS", "2");

@@ -94,7 +94,7 @@ fn caught(lie: &str) -> String {
 }
 
 #[test]
-fn lies_end_a_worker_and_nobody_else() {
+fn lies_end_only_their_worker() {
     for (lie, word) in [
         ("garbage", "not to be trusted"),
         ("oversize", "at most"),
@@ -165,7 +165,7 @@ fn a_device_that_a_worker_does_not_take() {
 
 /// Reports of a worker about devices of other networks, and control characters in its reports, are not passed on.
 #[test]
-fn a_worker_speaks_for_its_own_devices() {
+fn a_worker_reports_only_its_own_devices() {
     let (_folder, supervisor) = start("impostor");
     let status = supervisor.unwrap().status(false);
     let names: Vec<_> = status.devices.iter().map(DeviceReport::name).collect();

@@ -25,7 +25,7 @@ use crate::status::FormerCounts;
 /// Time for the other worker to read or write. QEMU gives up on a message after 5 s.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Time for the supervisor to permit what the giver has prepared. It is longer than the supervisor waits for all givers
+/// Time for the supervisor to permit the prepared hand-over. It is longer than the supervisor waits for all givers
 /// ([`ALL_READY`]): a permit that the supervisor sends finds the giver waiting.
 pub(super) const PERMIT: Duration = ALL_READY.saturating_add(Duration::from_millis(500));
 
@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    /// A connection with more descriptors than fit into a frame arrives, and what follows it is still there.
+    /// A connection with more descriptors than fit into a frame arrives, and the data behind it is not lost.
     #[test]
     fn connections_arrive_with_their_descriptors() {
         let (here, there) = UnixStream::pair().unwrap();

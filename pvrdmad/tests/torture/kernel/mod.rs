@@ -211,7 +211,8 @@ impl Kernel {
         self.regions.clear();
     }
 
-    /// Does what a driver's probe does, although the shared region may have been overwritten and memory may be gone.
+    /// Brings the device up like a driver's probe, although the shared region may have been overwritten and memory may
+    /// be gone.
     fn bring_up(&mut self) {
         let (pci, memory) = (self.driver.pci(), &self.machine.test.memory);
         pci.set_bus_master(false);

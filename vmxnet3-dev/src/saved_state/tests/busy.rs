@@ -50,7 +50,7 @@ impl PartialEq for Observed {
     }
 }
 
-/// Returns a hash, which is shorter than what it stands for.
+/// Returns a hash, which is shorter than the value.
 fn digest(value: &impl Hash) -> String {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
@@ -228,7 +228,7 @@ impl Busy {
     }
 }
 
-/// Writes down registers, interrupts and counters.
+/// Records registers, interrupts and counters.
 fn look(guest: &Guest, text: &mut String) {
     let registers = [0x00, 0x10, 0x18, 0x20, 0x28, 0x30, 0x38].map(|at| guest.read(1, at));
     let masks: Vec<_> = (0..u64::from(VECTORS)).map(|vector| guest.read(0, vector * 8)).collect();
@@ -250,7 +250,7 @@ fn look(guest: &Guest, text: &mut String) {
     writeln!(text, "{}", digest(&(transmit, receive))).unwrap();
 }
 
-/// A driver that writes down what it sees.
+/// A driver that records the frames and events that it sees.
 struct Observer<'a, 'b> {
     driver: &'a mut Driver<'b>,
     port: &'a RecordingPort,

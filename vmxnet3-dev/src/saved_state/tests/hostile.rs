@@ -244,7 +244,7 @@ fn damaged_streams() {
     exchange(&mut Driver::up(&guest, DriverConfig::default()), &port);
 }
 
-/// Any values in the fields are refused, or give a device that can be saved, used and reset: nothing panics, and the
+/// Random values are refused, or produce a device that can be saved, used and reset: nothing panics, and the
 /// state that is saved is one that can be restored.
 #[test]
 fn states_of_random_values() {

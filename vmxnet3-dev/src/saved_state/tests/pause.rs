@@ -79,11 +79,12 @@ fn nothing_happens_during_a_pause() {
 
     guest.device.resume_state().unwrap();
     assert_eq!((port.take().len(), driver.reap(0)), (1, 1), "the packet leaves without a doorbell");
-    assert_eq!(driver.events(), 0, "the link is as before");
+    assert_eq!(driver.events(), 0, "no event without a change of the link");
     exchange(&mut driver, &port);
 }
 
-/// The driver is notified of a link that is not as it was told, by the device and by the one that continues its state.
+/// If the link has changed since the last notification of the driver, the driver is notified, by the device and by the
+/// one that continues its state.
 #[test]
 fn a_change_of_the_link_during_a_pause_is_reported_afterwards() {
     let (guest, port) = Guest::recording();

@@ -38,7 +38,7 @@ impl Dice {
     }
 }
 
-/// A guest, and what must become of its frames.
+/// A guest, and the expected fate of its frames.
 struct World {
     guest: Guest,
     driver: Option<DetachedDriver>,
@@ -54,7 +54,7 @@ struct World {
     /// Transmit queues that were given an invalid packet.
     broken: [bool; 2],
     skipped: u64,
-    /// What the guest and the port saw.
+    /// Record of the guest's and the port's observations.
     seen: String,
     classes: Classes,
 }
@@ -267,7 +267,7 @@ impl World {
         }
     }
 
-    /// Does what an interrupt handler does.
+    /// Services the device like an interrupt handler.
     fn service(&mut self, driver: &mut Driver<'_>, dice: &mut Dice) {
         if !driver.guest.memory.space().is_enabled() {
             // The device would not take the acknowledgement of events.
@@ -380,7 +380,7 @@ impl World {
         self.guest.device.resume_state().unwrap();
     }
 
-    /// Brings everything to its end: no frame and no completion stays without an interrupt.
+    /// Completes all pending work: no frame and no completion stays without an interrupt.
     fn finish(&mut self) {
         let Some(detached) = self.driver.take() else { return };
         self.guest.set_switches(true, true);
@@ -424,7 +424,7 @@ impl World {
     }
 }
 
-/// Compares what two guests saw, and shows the first difference.
+/// Compares the observations of two guests, and shows the first difference.
 fn assert_same(plain: &str, replaced: &str, seed: u64, step: u32) {
     let same = plain.bytes().zip(replaced.bytes()).take_while(|(a, b)| a == b).count();
     let from = |text: &str| text.chars().skip(same.saturating_sub(40)).take(400).collect::<String>();

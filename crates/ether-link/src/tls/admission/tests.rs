@@ -129,7 +129,7 @@ fn most_attempts(flood: Flood, seeds: u64) -> u32 {
 }
 
 #[test]
-fn a_peer_gets_in_at_once_beside_strangers_who_say_nothing() {
+fn a_peer_is_admitted_at_once_beside_silent_strangers() {
     for rate in [400, 2000] {
         for (sources, beside) in [(1, false), (100, false), (1_000_000, false), (1, true)] {
             let flood = Flood { rate, sources, hello: false, beside };
@@ -139,7 +139,7 @@ fn a_peer_gets_in_at_once_beside_strangers_who_say_nothing() {
 }
 
 #[test]
-fn a_peer_gets_in_at_once_beside_strangers_of_few_addresses_who_speak_tls() {
+fn a_peer_is_admitted_at_once_beside_strangers_of_few_addresses_with_handshakes() {
     for rate in [400, 2000] {
         for sources in [1, 8] {
             let flood = Flood { rate, sources, hello: true, beside: false };
@@ -151,7 +151,7 @@ fn a_peer_gets_in_at_once_beside_strangers_of_few_addresses_who_speak_tls() {
 /// With as many addresses as connections, or with the peer's own address, nothing distinguishes the strangers, so
 /// chance decides.
 #[test]
-fn a_peer_gets_in_by_and_by_beside_strangers_who_look_as_it_does() {
+fn a_peer_is_admitted_eventually_beside_strangers_that_look_alike() {
     for (rate, most) in [(400, 8), (2000, 40)] {
         for (sources, beside) in [(1_000_000, false), (1, true)] {
             let flood = Flood { rate, sources, hello: true, beside };
@@ -186,7 +186,7 @@ fn sources_are_hosts() {
 
 /// However many silent connections there are, no speaking one is closed for them.
 #[test]
-fn who_says_nothing_gives_way_first() {
+fn a_silent_connection_gives_way_first() {
     for seed in 1..20 {
         let mut admission = Admission::new(Instant::now(), Random::Seed(seed << 40));
         (0..MAX_SPEAKING).for_each(|number| admission.admit(Source(1), number, true));

@@ -160,7 +160,7 @@ fn message_numbers_and_offsets() {
 
 #[test]
 fn messages_without_end_and_messages_that_mix() {
-    // The receive has 64 bytes. They are the peer's to write, so only what lies behind them must not change.
+    // The receive has 64 bytes, which the peer may write; only the memory behind them must not change.
     let (mut peer, mut end) = responder();
     let bytes = [part(send(1, 0), 32), part(send(1, 32), 32), part(send(1, 64), 32)].concat();
     peer.send_slowly(&bytes, &mut end);
@@ -265,7 +265,7 @@ fn responses_that_fit_no_read() {
 }
 
 #[test]
-fn writes_to_what_they_may_not_touch() {
+fn writes_to_forbidden_memory() {
     let cases = [
         (0, 0, Cause::TAGGED_STAG),
         (KEY + 1, 0, Cause::TAGGED_STAG),
@@ -290,7 +290,7 @@ fn a_thousand_terminates_with_cut_headers() {
         bytes.extend((0..1000).flat_map(|_| terminate(Cause::NO_BUFFER, None)));
         peer.send(&bytes);
         let sent = peer.rest(&mut end).unwrap();
-        assert_eq!(sent.len(), 2 * framing::fpdu_len(18 + ReadRequest::LEN), "the READs, and nothing else");
+        assert_eq!(sent.len(), 2 * framing::fpdu_len(18 + ReadRequest::LEN), "only the two READ requests were sent");
         let status = if cut < 4 { WcStatus::RemoteOperation } else { WcStatus::RemoteAccess };
         assert_eq!(end.host.statuses(), [(1, status), (2, WcStatus::Flushed)]);
     }

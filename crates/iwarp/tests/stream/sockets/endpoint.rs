@@ -22,7 +22,7 @@ const STUCK: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Socket {
     Open,
-    /// Everything was sent. What the peer still sends is discarded.
+    /// Everything was sent. Further data of the peer is discarded.
     ShutDown,
     Closed,
 }
@@ -219,7 +219,7 @@ impl Endpoint {
 /// Waits until one of the sockets is ready.
 pub(super) fn wait<'a>(endpoints: impl IntoIterator<Item = &'a Endpoint>) {
     let mut sockets: Vec<PollFd<'_>> = endpoints.into_iter().filter_map(Endpoint::poll_fd).collect();
-    assert!(!sockets.is_empty(), "nothing can happen any more");
+    assert!(!sockets.is_empty(), "no socket is left to wait for");
     assert!(poll(&mut sockets, Some(&STUCK)).unwrap() > 0, "the connection is stuck");
 }
 

@@ -1,4 +1,4 @@
-//! The startup over sockets: what both ends agree on, and how a connection is refused.
+//! The startup over sockets: negotiation of both ends, and refusals.
 
 use pvrdma_iwarp::wire::{Enhanced, FrameKind, Opcode, RawHeader, SegmentHeader, StartupFrame, fpdu};
 use pvrdma_iwarp::{
@@ -65,7 +65,7 @@ fn both_ends_have_the_same_properties() {
 
 /// Programs whose server speaks first need the ready-to-receive message.
 #[test]
-fn a_responder_that_speaks_first_waits_for_the_first_message() {
+fn a_responder_that_sends_first_waits_for_the_first_message() {
     let mut ends = established(tuning(), 64, 5);
     ends[0].host.post_receive(1, vec![sge(0, 8)]);
     ends[1].post(send(1, vec![sge(0, 8)]));

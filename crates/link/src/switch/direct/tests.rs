@@ -132,7 +132,7 @@ fn frames_are_taken_where_they_are_read() {
     bench.bring(&[(mac(1), 1), (mac(2), 2), (mac(1), 3), (mac(3), 4), (mac(2), 5)]);
     assert_eq!((first.taken(), second.taken()), (vec![1, 3], vec![2, 5]));
     assert!(!readable(&one) && !readable(&two), "no port is woken");
-    assert_eq!(received(&flood), [4], "a port that takes none receives them as before");
+    assert_eq!(received(&flood), [4], "a port without a receiver gets frames through its queue");
     // A frame to all ports comes through the queue, and so does the frame behind it.
     bench.bring(&[(mac(1), 1), (ALL, 2), (mac(1), 3), (mac(2), 4)]);
     assert_eq!((first.taken(), received(&one)), (vec![1], vec![2, 3]));
@@ -142,7 +142,7 @@ fn frames_are_taken_where_they_are_read() {
 }
 
 #[test]
-fn nothing_overtakes_what_waits() {
+fn no_frame_overtakes_a_waiting_one() {
     let bench = Bench::new();
     let [(one, first), (two, _)] = bench.ports([1, 2]);
     // The frames that it does not take wait in the queue, and so do all that arrive until then.
@@ -161,7 +161,7 @@ fn nothing_overtakes_what_waits() {
 }
 
 #[test]
-fn who_takes_may_send() {
+fn a_receiver_may_send() {
     let bench = Bench::new();
     let [(one, _), (two, _)] = bench.ports([1, 2]);
     let answering = Arc::new(Taker {
@@ -227,7 +227,7 @@ fn a_device_that_was_slow_delays_others_no_more() {
         bench.clock.advance(MS);
     }
     assert!(!first.taken().is_empty());
-    assert!(waited <= 400 * MS, "others waited for {waited:?} of 20 s");
+    assert!(waited <= 400 * MS, "other ports waited for {waited:?} of 20 s");
     // A receiver that is no longer slow gets inline delivery again.
     *first.time.lock() = Duration::ZERO;
     bench.clock.advance(100 * MS * REST);
@@ -253,7 +253,7 @@ impl LinkReceiver for Held {
 }
 
 #[test]
-fn who_leaves_is_not_asked_any_more() {
+fn a_receiver_that_leaves_is_not_called_again() {
     let bench = Bench::new();
     let [(one, _), (_two, _)] = bench.ports([1, 2]);
     let ((reached, wait_reached), (leave, wait_leave)) = (mpsc::channel(), mpsc::channel());
@@ -266,7 +266,7 @@ fn who_leaves_is_not_asked_any_more() {
         wait_reached.recv().unwrap();
         let gone = scope.spawn(|| {
             one.set_receiver(Weak::<Held>::new());
-            assert!(!held.inside.load(Ordering::SeqCst), "it is still asked");
+            assert!(!held.inside.load(Ordering::SeqCst), "the removed receiver is still called");
         });
         leave.send(()).unwrap();
         gone.join().unwrap();

@@ -60,7 +60,7 @@ fn pages_come_move_and_go() {
 
 /// The data that a process has stored is gone before the page is mapped elsewhere, and no other page changes.
 #[test]
-fn what_was_stored_is_gone() {
+fn stored_data_is_discarded() {
     let Some((_vm, pages, _memory)) = pages() else { return };
     for page in [3, 4] {
         pages.map(page, HOLE + u64::from(page) * 4096).unwrap();
@@ -69,7 +69,7 @@ fn what_was_stored_is_gone() {
     pages.unmap(3).unwrap();
     assert_eq!((pages.content(3), pages.content(4)), (vec![0; PAGE], vec![0x5e; PAGE]));
     pages.map(4, HOLE).unwrap();
-    assert_eq!(pages.content(4), [0; PAGE], "moved is taken away and put there");
+    assert_eq!(pages.content(4), [0; PAGE], "a moved page is emptied");
 }
 
 /// Invalid requests of the guest are refused, and cost nothing.

@@ -1,4 +1,4 @@
-//! Question of a daemon to a keeper that an earlier daemon has left.
+//! Query of a daemon to a keeper that an earlier daemon has left.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -92,7 +92,7 @@ struct Line {
     id: u32,
 }
 
-/// A request, with what follows it.
+/// A request to the keeper, with the data and descriptors that follow it.
 struct Ask<'a> {
     operation: Operation,
     seat: usize,

@@ -171,7 +171,7 @@ fn serves(seat: &Seat, client: &UnixStream) {
 }
 
 #[test]
-fn a_keeper_that_says_nothing_is_replaced() {
+fn a_silent_keeper_is_replaced() {
     let keeper = keeper(liar(|_, _| ()), SHORT);
     let (seat, (_client, server)) = (keeper.device(), UnixStream::pair().unwrap());
     seat.admit(server.as_fd()).unwrap();
@@ -198,7 +198,7 @@ fn a_client_does_not_pay_for_the_one_before() {
 }
 
 #[test]
-fn without_a_keeper_nobody_is_admitted() {
+fn without_a_keeper_no_client_is_admitted() {
     let keeper = Keeper::new(|| Err(io::Error::other("none is left")), LONG);
     let (_client, server) = UnixStream::pair().unwrap();
     let error = keeper.device().admit(server.as_fd()).unwrap_err();
@@ -295,7 +295,7 @@ fn a_client_with_too_many_descriptors_is_not_kept() {
     serves(&seat, &client);
 }
 
-/// A keeper that goes round in circles, as one that a client has taken over may.
+/// A keeper whose list of notes has no end, as a client that has taken the keeper over may arrange.
 #[test]
 fn notes_that_never_end_are_refused() {
     let circles = |socket: OwnedFd| {
@@ -341,7 +341,7 @@ fn a_keeper_serves_no_other_user() {
     process.join().unwrap().unwrap();
 }
 
-/// A keeper whose daemon does not come back lets its clients go.
+/// A keeper whose daemon does not come back disconnects its clients.
 #[test]
 fn a_keeper_without_a_worker_ends() {
     let (listener, connect) = listening();

@@ -33,7 +33,7 @@ pub(crate) struct HostsOptions {
     /// Hosts that send.
     #[arg(long)]
     pub(crate) senders: u8,
-    /// How long they send.
+    /// Time for which they send.
     #[arg(long)]
     pub(crate) seconds: u32,
     /// Seconds after the start of the first host at which the others start.
