@@ -307,10 +307,11 @@ keys! {
         /// support it, the connection recovers from losses by selective acknowledgements.
         ["negotiate", "on|off", "on"]
         negotiate: Option<Switch>,
-        /// Change the path of congested or dead connections.
+        /// Use other paths for congested or dead connections.
         ///
-        /// A connection with selective acknowledgements changes its UDP source port, within the range of RoCE v2. With
-        /// `off`, it keeps one port, for firewalls that track connections.
+        /// A connection with selective acknowledgements changes its UDP source port, within the range of RoCE v2, from
+        /// packet to packet if several paths are congested. With `off`, it keeps one port, for firewalls that track
+        /// connections.
         ["multipath", "on|off", "on"]
         multipath: Option<Switch>,
         /// Share relative to other devices of the network.
