@@ -173,22 +173,21 @@ impl LossRecovery {
         self.tolerant = time;
     }
 
-    /// Returns how far packets may be overtaken and count as late and not as lost, if at most `packets` may overtake
-    /// another one on the same path.
+    /// Returns the bounds for overtaken packets. On the same path, at most `packets` overtake another one.
     pub(super) fn reordering(&self, now: Duration, packets: Seq) -> Reordering {
-        if now < self.tolerant {
-            Reordering { packets: self.window.into(), time: self.patience(now) }
-        } else {
-            Reordering { packets, time: self.patience(now) }
-        }
+        let packets = if now < self.tolerant { self.window.into() } else { packets };
+        Reordering { packets, time: self.patience(now) }
     }
 
-    /// Time for which an overtaken packet counts as late and not as lost.
+    /// Time for which an overtaken packet counts as late and not as lost. On another path, it may wait behind a longer
+    /// queue than the packets that overtake it.
     pub(super) fn patience(&self, now: Duration) -> Duration {
-        let tolerant = now < self.tolerant;
-        self.rtt_estimate().map_or(MIN_PATIENCE, |(srtt, rttvar)| {
-            (if tolerant { (srtt + rttvar * 4) * 2 } else { srtt / 4 }).max(MIN_PATIENCE)
-        })
+        let patience = match self.rtt_estimate() {
+            Some((srtt, rttvar)) if now < self.tolerant => (srtt + rttvar * 4) * 2,
+            Some((srtt, _)) => srtt / 4,
+            None => MIN_PATIENCE,
+        };
+        patience.max(MIN_PATIENCE)
     }
 
     /// Time for which a timer waits for an overtaken packet. `more`: later packets are still to come and will reveal

@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn paths_are_reused_after_a_cut_unless_packets_are_lost_or_marked_there() {
         let mut multipath = spraying();
-        let mut used = |multipath: &mut Multipath, lost: bool| -> Vec<u16> {
+        let used = |multipath: &mut Multipath, lost: bool| -> Vec<u16> {
             (0..PATHS as Seq).map(|seq| multipath.spread(seq, lost)).collect()
         };
         assert_ne!(used(&mut multipath, false), used(&mut multipath, false));
