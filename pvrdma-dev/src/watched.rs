@@ -325,7 +325,7 @@ mod tests {
             new.post(&[RecvWr::new(1, &[])]).unwrap();
             assert_eq!(core.look_at_rings(0, Depth::All), 1, "an element is posted, and no thread looks");
             new.destroy().unwrap();
-            assert!(core.watch.rings.is_empty(), "a destroyed queue pair stays on the list");
+            assert!(core.watch.rings.is_empty(), "a destroyed SRQ stays on the list");
         }
     }
 
@@ -351,7 +351,7 @@ mod tests {
                 true
             });
         });
-        assert!(rings.is_empty(), "a destroyed queue pair stays on the list");
+        assert!(rings.is_empty(), "a destroyed object stays on the list");
         assert_eq!((Arc::strong_count(&found), Arc::strong_count(&shared)), (1, 1));
     }
 }

@@ -157,7 +157,7 @@ impl End {
     }
 }
 
-/// An incident: the events at the two ends, and the causes that both report.
+/// An incident: the events at the two ends, and the cause that each reports.
 struct Incident {
     name: &'static str,
     happens: fn(&mut End, &mut End),

@@ -175,12 +175,12 @@ fn model(has: Has) {
 }
 
 #[test]
-fn a_frame_without_a_buffer_waits_for_a_round() {
+fn a_frame_does_not_wait_beside_a_buffer_of_a_round() {
     model(ROUND);
 }
 
 #[test]
-fn a_frame_without_a_buffer_waits_for_a_driver_that_polls() {
+fn a_frame_does_not_wait_beside_a_buffer_of_a_driver_that_polls() {
     model(POLLS);
     model(Has { frames: 2, ..POLLS });
 }

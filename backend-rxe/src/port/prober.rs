@@ -1,4 +1,4 @@
-//! Probes for claimed addresses: ask hosts beyond the uplink whether they use an address before the device gets it.
+//! Probes for claimed addresses, which ask hosts beyond the uplink if they use an address before the device gets it.
 
 use std::sync::{Arc, Weak};
 

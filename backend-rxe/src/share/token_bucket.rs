@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_the_rate_of_ten_milliseconds() {
+    fn a_burst_is_ten_milliseconds_of_the_rate() {
         assert_eq!(TokenBucket::new(1000, None).available(Duration::ZERO), 64 << 10);
         assert_eq!(TokenBucket::new(100_000_000, None).available(Duration::ZERO), 1_000_000);
         let mut empty = TokenBucket::new(1000, Some(10));

@@ -7,7 +7,7 @@ use pvrdma_verbs_types::{
 
 use crate::world::*;
 
-/// Outcome of a failing request, and of another request in each queue.
+/// Outcome of a request that fails while each queue holds another one.
 struct Outcome {
     requester: WcStatus,
     /// Status of the first receive.
@@ -242,7 +242,7 @@ fn a_batch_that_the_receivers_queue_had_no_room_for_fails_from_there_on() {
 }
 
 #[test]
-fn completions_precede_the_error_that_follows_them() {
+fn completions_precede_a_later_error() {
     let pair = Pair::new();
     let target = pair.b.buffer(64);
     for wr_id in 0..4 {

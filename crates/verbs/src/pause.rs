@@ -2,7 +2,7 @@
 
 use crate::hca::Hca;
 
-/// An adapter that can be paused for any time, and resumes with all connections intact.
+/// An adapter that can be paused for any length of time, and resumes with all connections intact.
 ///
 /// The owner of a device pauses it to save its state, to hand it over to another process, or because its VM is paused.
 ///

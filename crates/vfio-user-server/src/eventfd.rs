@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_than_eventfds_are_not_signalled() {
+    fn files_other_than_eventfds_are_not_signalled() {
         let (_reader, writer) = io::pipe().unwrap();
         assert!(context().unwrap().signal(writer.as_fd()).is_err());
         let memory = rustix::fs::memfd_create("none", rustix::fs::MemfdFlags::CLOEXEC).unwrap();

@@ -177,7 +177,8 @@ impl<H: SaveHca> Saver<'_, '_, H> {
         let Objects { contexts, pds, mrs, cqs, srqs, qps, gids } = objects;
         table(writer, saved::ObjectKind::Context, contexts, context)?;
         table(writer, saved::ObjectKind::Pd, pds, pd)?;
-        // The device does not see arming on a mapped page, even if the pause has postponed inferring for its queues.
+        // Armings on a mapped page do not reach the device. The page tells, not the queue: the pause may have postponed
+        // the inference for a queue whose page is mapped.
         let unheard = |owner| contexts.get(owner).is_some_and(|context| context.is_mapped());
         table(writer, saved::ObjectKind::Cq, cqs, |writer, handle, it| cq(writer, unheard(it.owner), handle, it))?;
         table(writer, saved::ObjectKind::Srq, srqs, |writer, handle, it| srq(writer, hca, handle, it))?;

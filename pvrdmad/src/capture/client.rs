@@ -132,7 +132,7 @@ fn read_block(input: &mut impl BufRead, block: &mut Vec<u8>) -> Result<bool> {
     }
     let length = block.last_chunk().and_then(|length| usize::try_from(u32::from_be_bytes(*length)).ok());
     let Some(length) = length.filter(|length| (BLOCK_FRAME..=MAX_BLOCK).contains(length)) else {
-        bail!("the data of the daemon is not a capture");
+        bail!("the daemon's data is not a capture");
     };
     block.resize(length, 0);
     read_all(input, block.get_mut(BLOCK_HEADER..).unwrap_or_default())

@@ -26,7 +26,7 @@ const LONGEST_NAP: u64 = 50_000;
 const WARM: u64 = 2_000_000;
 /// A process whose page is touched within this time after it was taken away polls the page by storing to it.
 const SPINNER: u64 = 100_000;
-/// So does a process if pages are touched this many times in total while no work is found.
+/// So does one of the processes if pages are touched this many times in total and no work is found.
 const VAIN: u32 = 4;
 /// Divisor of the time since the last activity: the result is the length of a rest while a process stores to its page
 /// without posting work. A later post is thus delayed by at most this fraction of the time that its process has waited.
@@ -307,7 +307,7 @@ mod tests {
 
     /// The same holds when each touch comes a moment after the pages were taken away.
     #[test]
-    fn a_touch_at_once_is_of_a_spinning_process() {
+    fn a_touch_at_once_shows_a_spinning_process() {
         let mut pacer = Pacer::new(true);
         pacer.armed(1_000);
         pacer.touched(1_000 + SPINNER, 5 * MILLISECOND);
@@ -319,7 +319,7 @@ mod tests {
 
     /// On a busy machine even a process that stores all the time touches its page late.
     #[test]
-    fn repeated_touches_in_vain_are_of_a_spinning_process() {
+    fn repeated_touches_in_vain_show_a_spinning_process() {
         let mut pacer = Pacer::new(true);
         let touched = |pacer: &mut Pacer, now| {
             pacer.armed(now);

@@ -62,6 +62,6 @@ protocol!(regions,);
 
 #[test]
 #[should_panic(expected = "takes a later registration")]
-fn without_one_step_an_invalidation_takes_a_later_registration() {
+fn an_invalidation_in_two_steps_takes_a_later_registration() {
     check(|| regions_of(false));
 }

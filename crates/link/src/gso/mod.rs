@@ -1,4 +1,4 @@
-//! Generic segmentation offload: performs pending offloads in front of a link that cannot.
+//! Generic segmentation offload: performs pending offloads for a link that cannot.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -17,8 +17,7 @@ pub(super) struct Inferred {
 }
 
 impl Inferred {
-    /// Creates the state from the known behaviour of the guest, the consumer's index and the number of completions in
-    /// the queue.
+    /// Creates the state from its known part, the consumer's index and the number of completions in the queue.
     pub(super) fn new(handle: u32, (head, unconsumed): (u32, u32), known: Unheard, looks: Arc<DueLooks>) -> Self {
         let Unheard { announced, delay } = known;
         let now = looks.watcher().now();
@@ -55,7 +54,7 @@ impl Inferred {
         self.infer.is_announced()
     }
 
-    /// Returns the known behaviour of the guest.
+    /// Returns the part of the state that is saved.
     pub(super) const fn unheard(&self) -> Unheard {
         Unheard { announced: self.infer.is_announced(), delay: self.infer.learned() }
     }

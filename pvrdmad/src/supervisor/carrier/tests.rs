@@ -128,7 +128,7 @@ fn failures_are_retried() {
 /// A worker that got a state and did not confirm it may have applied it: the earlier state is reported again when the
 /// interface returns to it.
 #[test]
-fn an_unconfirmed_state_is_reported_again() {
+fn a_state_without_a_confirmation_is_reported_again() {
     let bench = Bench::start(unlimited(), 1);
     bench.see([Ok(CUT), Ok(UP)]);
     assert_eq!([(); 2].map(|()| bench.told()), [Ok(CUT), Ok(UP)]);

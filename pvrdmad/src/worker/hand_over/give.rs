@@ -72,7 +72,7 @@ pub(crate) fn give(functions: &[GivenFunction<'_>], to: &UnixStream, permit: Opt
 }
 
 /// Stops serving the doorbell pages of functions. A processor of a guest that touches an absent page waits from here
-/// on, so that the worker that continues to serve it is notified.
+/// on, so that the touch reaches the worker that serves the page next.
 fn hold_pages<'a>(functions: &[GivenFunction<'a>]) -> Result<Vec<Option<HeldPages<'a>>>> {
     let hold = |given: &GivenFunction<'a>| match given.doorbells {
         Some(doorbells) => doorbells.hold().with_context(|| format!("device {}: doorbells", given.device)),
