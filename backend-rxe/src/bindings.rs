@@ -261,6 +261,8 @@ impl Bindings {
                     binding.wait = Some(Wait { why: Why::LinkDown, until: None });
                 }
                 None if self.adapter.faults.is_removed(binding.bound.gid) => {
+                    // Another device may claim the address as soon as it is given back.
+                    self.suspend(node, index, binding.bound, false);
                     self.addresses.give_back(mac, at);
                     self.again(node, index, binding);
                 }

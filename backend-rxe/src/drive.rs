@@ -699,6 +699,11 @@ impl Endpoint {
         self.wire.path()
     }
 
+    /// Returns the path of a response to this request, and the peer's QPN.
+    pub(crate) fn path_of(&self, packet: &Packet<'_>) -> Option<(Path, Qpn)> {
+        self.wire.path_of(packet)
+    }
+
     /// Locks the requester half, as a thread that runs it does.
     #[cfg(test)]
     pub(crate) fn hold_requester(&self) -> impl Drop + '_ {

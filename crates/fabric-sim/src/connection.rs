@@ -297,7 +297,7 @@ impl Receiver {
     /// Adds a notification about a marked packet, if one is due.
     pub(crate) fn notify(&self, packet: &Packet<'_>, config: &Congestion, now: Duration, frames: &mut Frames) {
         if packet.header.network.ecn() == Ecn::Congested && self.rate.is_notification_due(packet, config, now) {
-            frames.push_with(MAX_FRAME, |room| self.transport.path().notification(self.remote, config, room));
+            frames.push_with(MAX_FRAME, |room| self.transport.path_of(packet).notification(self.remote, config, room));
         }
     }
 

@@ -80,12 +80,12 @@ impl RateLimiter {
     /// Returns the UDP source port of the last notification that has arrived since the previous call. `None`: there was
     /// no notification. RoCE v1 has no ports.
     pub fn take_notified(&self) -> Option<Option<u16>> {
-        let news = match self.news.load(Ordering::Relaxed) {
-            0 => return None,
-            _ => self.news.swap(0, Ordering::Relaxed),
-        };
-        let [high, low] = [news.to_be_bytes()[2], news.to_be_bytes()[3]];
-        Some(Some(u16::from_be_bytes([high, low])).filter(|&port| port != 0))
+        if self.news.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        // A reset may have come in between.
+        let [_, flag, high, low] = self.news.swap(0, Ordering::Relaxed).to_be_bytes();
+        (flag != 0).then(|| Some(u16::from_be_bytes([high, low])).filter(|&port| port != 0))
     }
 
     /// Returns `true` if a notification can be sent now, and records its time. Only the thread that

@@ -31,7 +31,8 @@ pub(super) fn marked(port: &Port, endpoint: &Endpoint, packet: &Packet<'_>, out:
     let target = match header.extension.deth() {
         Some(deth) => datagram_path(endpoint, packet, deth.source).map(|path| (path, deth.source)),
         None if operation == Some(Operation::ReadResponse) => endpoint.request_path(),
-        None => endpoint.response_path(),
+        // The marked packet need not be the last one: kept packets may have been handled behind it.
+        None => endpoint.path_of(packet),
     };
     if let Some((path, remote)) = target
         && out.push_with(MAX_FRAME, |room| path.notification(remote, config, room))

@@ -290,6 +290,11 @@ impl WireSide {
         }
     }
 
+    /// Returns the path of a response to this request, and the peer's QPN.
+    pub(crate) fn path_of(&self, packet: &Packet<'_>) -> Option<(Path, Qpn)> {
+        self.responder.lock().as_ref().map(|responder| (responder.transport.path_of(packet), responder.remote))
+    }
+
     /// Returns the path of responses and the peer's QPN.
     pub(crate) fn path(&self) -> Option<(Path, Qpn)> {
         self.responder.lock().as_ref().map(|responder| (responder.transport.path(), responder.remote))

@@ -122,9 +122,9 @@ impl Requester {
         if self.snd.nxt < self.snd.una {
             self.skip_acked();
         }
-        self.watch_path(now);
         self.recovery.timed_out = false;
         self.responses.on_acked(self.snd.una);
+        self.watch_path(now);
         let probed = std::mem::replace(&mut self.recovery.probe, Probe::None);
         self.restart_timers(now);
         self.complete_done(ops);

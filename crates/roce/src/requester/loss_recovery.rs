@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use super::congestion_window::{CongestionWindow, Loss};
 use super::rtt::RttEstimator;
+use super::selective::MAX_SPAN;
 use super::send_state::Seq;
 use crate::rnr_backoff::RnrBackoff;
 
@@ -77,6 +78,8 @@ pub(super) struct Reordering {
     pub(super) packets: Seq,
     /// Time since it was overtaken.
     pub(super) time: Duration,
+    /// Packets take several paths, so only the time tells.
+    pub(super) any_order: bool,
 }
 
 #[derive(Debug)]
@@ -175,8 +178,8 @@ impl LossRecovery {
 
     /// Returns the bounds for overtaken packets. On the same path, at most `packets` overtake another one.
     pub(super) fn reordering(&self, now: Duration, packets: Seq) -> Reordering {
-        let packets = if now < self.tolerant { self.window.into() } else { packets };
-        Reordering { packets, time: self.patience(now) }
+        let any_order = now < self.tolerant;
+        Reordering { packets: if any_order { MAX_SPAN } else { packets }, time: self.patience(now), any_order }
     }
 
     /// Time for which an overtaken packet counts as late and not as lost. On another path, it may wait behind a longer
@@ -365,6 +368,20 @@ mod tests {
 
     fn recovery() -> LossRecovery {
         LossRecovery::new(256, 7, 7)
+    }
+
+    #[test]
+    fn on_several_paths_only_time_tells_losses() {
+        let mut recovery = recovery();
+        recovery.on_sent(us(0), 10);
+        recovery.on_acked(us(1000), (10, 10), 10, 7);
+        recovery.tolerate_until(us(5000));
+        // The smoothed round trip time is 1 ms and its variation 0.5 ms. A small window makes no difference.
+        recovery.on_go_back(0, Setback::Silence);
+        let order = recovery.reordering(us(4999), 3);
+        assert_eq!((order.packets, order.time, order.any_order), (MAX_SPAN, us(6000), true));
+        let order = recovery.reordering(us(5000), 3);
+        assert_eq!((order.packets, order.time, order.any_order), (3, us(250), false));
     }
 
     #[test]

@@ -20,8 +20,11 @@
 
 use std::time::Duration;
 
+use pvrdma_verbs_types::SendOp;
+
 use super::Requester;
-use super::path_choice::{COPIES, Decision, Mode, PROBES, Round};
+use super::path_choice::{Decision, Mode, PROBES, Round};
+use super::request::Stage;
 use crate::path::ENTROPY;
 use crate::wire::{Ecn, Operation, Packet};
 
@@ -103,7 +106,8 @@ impl Requester {
         };
         let decision = self.multipath.end_round_trip(round);
         // The responder sends the responses of a READ on one path, so spreading its requests would only reorder them.
-        let reads = self.responses.outstanding() > 0;
+        let mut started = self.requests.iter().take_while(|request| request.stage == Stage::Started);
+        let reads = started.any(|request| matches!(request.wr.op, SendOp::Read { .. }));
         match decision {
             Decision::Spray if reads => self.multipath.hold(),
             Decision::Spray if self.may_rehash() => {
@@ -118,10 +122,7 @@ impl Requester {
                 self.end_spraying(now);
             }
             Decision::Settle => self.end_spraying(now),
-            Decision::Stay if reads && self.multipath.mode == Mode::Spraying => {
-                self.multipath.hold();
-                self.end_spraying(now);
-            }
+            Decision::Stay if reads && self.multipath.mode == Mode::Spraying => self.end_spraying(now),
             Decision::Stay | Decision::Move | Decision::Spray => {}
         }
     }
@@ -136,6 +137,7 @@ impl Requester {
     pub(super) fn search_path(&mut self, now: Duration, probes: u32) {
         if let Some(before) = self.multipath.fallback.take() {
             self.stats.rehashed += 1;
+            self.multipath.begin_again();
             self.set_entropy(before);
         } else if probes >= PROBES && self.may_rehash() {
             if self.multipath.mode == Mode::Spraying {
@@ -143,8 +145,7 @@ impl Requester {
                 self.end_spraying(now);
             }
             self.stats.rehashed += 1;
-            self.multipath.mode = Mode::Searching;
-            self.multipath.copies = COPIES;
+            self.multipath.search();
         }
     }
 

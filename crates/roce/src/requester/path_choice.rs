@@ -4,9 +4,9 @@ use super::send_state::Seq;
 use crate::path::ENTROPY;
 use crate::split_mix::SplitMix64;
 
-/// Number of congested round trips before a connection moves: initial value, and the value for a connection that was
-/// on several paths.
+/// Minimum number of congested round trips before a connection moves or starts to use several paths.
 const FEW: u32 = 3;
+/// The same for a connection that uses several paths, and for one that should but must not.
 const MANY: u32 = 2048;
 /// Number of moves before a connection uses several paths at a time.
 const MOVES: u32 = 3;
@@ -22,7 +22,7 @@ const PATHS: usize = 1 << PATHS_LOG2;
 /// Number of consecutive probes that start a search.
 pub(super) const PROBES: u32 = 2;
 /// Number of copies of the oldest packet at the start of a search, besides that packet.
-pub(super) const COPIES: u32 = 3;
+const COPIES: u32 = 3;
 
 /// Number of paths that packets take at present.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -168,7 +168,7 @@ impl Multipath {
         // The limit is random, so that two connections that meet on a path do not leave it together.
         self.limit = FEW + u32::from(self.draw()) % FEW;
         self.congested = 0;
-        self.mixed = true;
+        self.begin_again();
         self.fallback = Some(self.entropy);
         self.other_entropy()
     }
@@ -177,13 +177,26 @@ impl Multipath {
     pub(super) fn spray(&mut self) {
         self.mode = Mode::Spraying;
         (self.frozen, self.congested) = (0, 0);
-        self.mixed = true;
+        self.begin_again();
+        self.fallback = None;
         self.set = [(); PATHS].map(|()| self.draw());
     }
 
     /// Stays on the current path for a long while, although it is congested.
     pub(super) const fn hold(&mut self) {
-        (self.limit, self.moves, self.congested) = (MANY, 0, 0);
+        (self.limit, self.moves, self.congested, self.calm) = (MANY, 0, 0, 0);
+    }
+
+    /// Starts a search.
+    pub(super) const fn search(&mut self) {
+        self.mode = Mode::Searching;
+        self.copies = COPIES;
+        self.begin_again();
+    }
+
+    /// Ignores the current round trip, because some of its packets took another path.
+    pub(super) const fn begin_again(&mut self) {
+        self.mixed = true;
     }
 
     /// Returns the index in the set for the packet at `seq`.

@@ -160,7 +160,7 @@ impl ResponseTracker {
 
     fn find_gaps(&mut self, now: Duration, una: Seq, order: Reordering) {
         self.any_gap = false;
-        let Reordering { packets: most, time: patience } = order;
+        let Reordering { packets: most, time: patience, .. } = order;
         for at in 0..self.outstanding.len() {
             let Some(&Outstanding { start, end, gap }) = self.outstanding.get(at) else { return };
             let missing = self.first_missing(start.max(una));
@@ -267,7 +267,7 @@ mod tests {
         Duration::from_micros(microseconds)
     }
 
-    const ORDER: fn() -> Reordering = || Reordering { packets: MAX_REORDERING, time: us(100) };
+    const ORDER: fn() -> Reordering = || Reordering { packets: MAX_REORDERING, time: us(100), any_order: false };
 
     fn tracker(requests: &[(Seq, Seq)]) -> ResponseTracker {
         let mut tracker = ResponseTracker::new(0);

@@ -26,6 +26,7 @@ struct Hole {
 
 #[derive(Clone, Copy, Debug)]
 struct Retransmission {
+    at: Duration,
     /// First PSN that was never sent at that time.
     max: Seq,
     /// Number of retransmissions before it.
@@ -49,6 +50,8 @@ pub(super) struct Scoreboard {
     arrived: u64,
     /// Time since when packets are missing that only a few have overtaken, and the newest packet at that time.
     overtaken: Option<(Duration, Seq)>,
+    /// Time of the oldest retransmission that a later packet has overtaken.
+    overtaken_again: Option<Duration>,
 }
 
 impl Default for Scoreboard {
@@ -62,6 +65,7 @@ impl Default for Scoreboard {
             retransmissions: 0,
             arrived: 0,
             overtaken: None,
+            overtaken_again: None,
         }
     }
 }
@@ -163,10 +167,11 @@ impl Scoreboard {
         let old = over.map_or(0, |(_, newest)| newest);
         self.overtaken = self.overtaken.filter(|_| over.is_none());
         let (mut late, mut lost) = (false, Loss::default());
+        self.overtaken_again = None;
         for seq in packets.filter(|&seq| !self.has(seq)).collect::<Vec<_>>() {
             let enough = if seq < old { 0 } else { order.packets };
             match self.holes.binary_search_by_key(&seq, |hole| hole.seq) {
-                Ok(at) if self.look_again(at, enough) => lost.add(seq, true),
+                Ok(at) if self.look_again(now, at, enough, order) => lost.add(seq, true),
                 Ok(_) => {}
                 Err(at) if self.newest > seq + enough => {
                     self.holes.insert(at, Hole { seq, sent: None });
@@ -179,17 +184,31 @@ impl Scoreboard {
         lost
     }
 
-    /// Checks a retransmission again: it is lost when a packet that was sent later has arrived.
-    fn look_again(&mut self, at: usize, enough: Seq) -> bool {
-        let (newest, arrived) = (self.newest, self.arrived);
-        let is_lost =
-            |sent: Retransmission| newest > sent.max + enough || enough <= MAX_REORDERING && arrived > sent.number;
-        self.holes.get_mut(at).is_some_and(|hole| hole.sent.take_if(|sent| is_lost(*sent)).is_some())
+    /// Checks a retransmission again: it is lost when a packet that was sent later has arrived. If packets take several
+    /// paths, it is lost only some time after it was sent.
+    fn look_again(&mut self, now: Duration, at: usize, enough: Seq, order: Reordering) -> bool {
+        let Some(hole) = self.holes.get_mut(at) else { return false };
+        let Some(sent) = hole.sent else { return false };
+        if order.any_order {
+            if self.newest <= sent.max && self.arrived <= sent.number {
+                return false;
+            }
+            if now < sent.at.saturating_add(order.time) {
+                let first = self.overtaken_again.get_or_insert(sent.at);
+                *first = sent.at.min(*first);
+                return false;
+            }
+        } else if self.newest <= sent.max + enough && self.arrived <= sent.number {
+            return false;
+        }
+        hole.sent = None;
+        true
     }
 
-    /// Time at which packets that only a few have overtaken are lost, `patience` after that.
+    /// Time at which overtaken packets are lost, `patience` after that.
     pub(super) fn deadline(&self, patience: Duration) -> Option<Duration> {
-        self.overtaken.map(|(since, _)| since.saturating_add(patience))
+        let since = self.overtaken.map(|(since, _)| since).into_iter().chain(self.overtaken_again);
+        since.min().map(|since| since.saturating_add(patience))
     }
 
     /// Returns `true` if a packet is to be retransmitted.
@@ -206,10 +225,10 @@ impl Scoreboard {
 
     /// Takes the first packet that is to be retransmitted and does not wait. `max` is the first PSN that was never
     /// sent.
-    pub(super) fn take_lost(&mut self, max: Seq, waits: impl Fn(Seq) -> bool) -> Option<Seq> {
+    pub(super) fn take_lost(&mut self, now: Duration, max: Seq, waits: impl Fn(Seq) -> bool) -> Option<Seq> {
         let hole = self.holes.iter_mut().find(|hole| hole.sent.is_none() && !waits(hole.seq))?;
         self.retransmissions += 1;
-        hole.sent = Some(Retransmission { max, number: self.retransmissions });
+        hole.sent = Some(Retransmission { at: now, max, number: self.retransmissions });
         Some(hole.seq)
     }
 }
@@ -222,7 +241,7 @@ mod tests {
 
     const NOW: Duration = Duration::from_micros(5);
     const MAX: Seq = 2000;
-    const ORDER: Reordering = Reordering { packets: MAX_REORDERING, time: NOW };
+    const ORDER: Reordering = Reordering { packets: MAX_REORDERING, time: NOW, any_order: false };
 
     fn map(distances: impl IntoIterator<Item = u32>) -> SackMap {
         let mut map = SackMap::default();
@@ -232,7 +251,7 @@ mod tests {
 
     fn lost(board: &mut Scoreboard, from: Seq, max: Seq) -> Vec<Seq> {
         board.find_lost(NOW, from..board.newest(), ORDER);
-        std::iter::from_fn(|| board.take_lost(max, |_| false)).collect()
+        std::iter::from_fn(|| board.take_lost(NOW, max, |_| false)).collect()
     }
 
     #[test]
@@ -265,10 +284,26 @@ mod tests {
         // Packets that were overtaken meanwhile have their own time.
         board.update(100, &map([1, 2, 4]), MAX);
         board.find_lost(NOW * 2, 100..board.newest(), ORDER);
-        assert_eq!((board.take_lost(105, |_| false), board.take_lost(105, |_| false)), (Some(100), None));
+        assert_eq!((board.take_lost(NOW, 105, |_| false), board.take_lost(NOW, 105, |_| false)), (Some(100), None));
         assert_eq!(board.deadline(NOW), Some(NOW * 3));
         board.find_lost(NOW * 3, 100..board.newest(), ORDER);
-        assert_eq!((board.take_lost(105, |_| false), board.deadline(NOW)), (Some(103), None));
+        assert_eq!((board.take_lost(NOW, 105, |_| false), board.deadline(NOW)), (Some(103), None));
+    }
+
+    #[test]
+    fn on_several_paths_a_retransmission_is_lost_after_a_while() {
+        const ORDER: Reordering = Reordering { packets: 1000, time: NOW, any_order: true };
+        let mut board = Scoreboard::default();
+        board.update(100, &map(1..40), MAX);
+        board.find_lost(NOW, 100..board.newest(), ORDER);
+        board.find_lost(NOW * 2, 100..board.newest(), ORDER);
+        assert_eq!(board.take_lost(NOW * 2, 140, |_| false), Some(100));
+        // Packets that were sent later have arrived.
+        board.update(100, &map(1..50), MAX);
+        board.find_lost(NOW * 2, 100..board.newest(), ORDER);
+        assert_eq!((board.has_lost(), board.deadline(NOW)), (false, Some(NOW * 3)));
+        board.find_lost(NOW * 3, 100..board.newest(), ORDER);
+        assert_eq!(board.take_lost(NOW * 3, 150, |_| false), Some(100));
     }
 
     #[test]

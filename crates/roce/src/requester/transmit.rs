@@ -97,7 +97,7 @@ impl Requester {
         }
         while self.scoreboard.has_lost() && self.may_retransmit() {
             let (reads, una) = (&self.reads, self.snd.una);
-            let Some(seq) = self.scoreboard.take_lost(self.snd.max, |seq| reads.waits(seq, una)) else { break };
+            let Some(seq) = self.scoreboard.take_lost(now, self.snd.max, |seq| reads.waits(seq, una)) else { break };
             self.recovery.on_retransmit_of(seq);
             if seq < self.snd.nxt
                 && let Some(len) = self.retransmit_one(now, seq, Seq::MAX, ops, out)
@@ -247,7 +247,7 @@ impl Requester {
             || self.ack_policy.is_due(self.recovery.window())
             || in_flight >= self.recovery.window().into();
         let len = plan.len as usize;
-        self.select_path(turn == Turn::Alone);
+        self.select_path(turn == Turn::Alone || self.snd.nxt < self.snd.max);
         let request = self.requests.get_mut(self.nxt_request)?;
         let mut frame = self.path.frame(&mut self.ident, bth, plan.extension, len, out).ok()?;
         if len > 0 && ops.gather(&request.wr.sges, plan.offset, frame.payload()).is_err() {

@@ -209,6 +209,15 @@ impl Responder {
         self.path
     }
 
+    /// Returns the path of a response to this request, which need not be the newest one.
+    pub fn path_of(&self, packet: &Packet<'_>) -> Path {
+        let mut path = self.path;
+        if let (Some(port), Some(own)) = (packet.header.network.source_port(), self.peer_port) {
+            path.turn(self.entropy ^ (port ^ own) & ENTROPY);
+        }
+        path
+    }
+
     /// Counters.
     pub const fn stats(&self) -> ResponderStats {
         self.stats

@@ -131,7 +131,7 @@ impl Station {
         let (peer, mut out) = (self.end.dest_qpn, [0; MAX_FRAME]);
         // It takes the path of the marked packet, or that of the request that a marked response answers.
         let answers = packet.header.bth.opcode.info().map(|info| info.operation) == Some(Operation::ReadResponse);
-        let path = if answers { self.end.requester.path() } else { self.end.responder.path() };
+        let path = if answers { self.end.requester.path() } else { self.end.responder.path_of(&packet) };
         let length = path.notification(peer, config, &mut out)?;
         Some(out[..length].to_vec())
     }

@@ -1,5 +1,5 @@
 //! Several equal lines between two switches. A hash of the UDP source port selects one. Connections that share a line
-//! spread out, they leave a dead or slow line, and they stop changing paths where all lines are equally full.
+//! spread out, they leave a dead or slow line, and they stop moving where all lines are equally full.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -150,9 +150,10 @@ fn connections_that_collide_spread_out() {
     }
 }
 
-/// Where all lines are equally full, no connection finds a better one, and soon none looks for one.
+/// Where all lines are equally full, no connection finds a better one, and soon none moves any more. WRITEs then use
+/// all lines at a time.
 #[test]
-fn who_finds_no_better_path_stays() {
+fn connections_that_find_no_better_path_stop_moving() {
     for (marks, read) in [(true, false), (true, true), (false, false), (false, true)] {
         for seed in 1..=2 {
             let flows = Flows { count: 8, lines: 4, read, multipath: true, marks, seed };
@@ -198,6 +199,26 @@ fn a_dead_line_is_left() {
             worst = (worst.0.max(took), worst.1.max(most));
         }
         println!("{lines} lines, read {read}: at most {} us and {} ACK timeouts", worst.0, worst.1);
+    }
+}
+
+/// Connections that use all lines at a time leave a dead one, too.
+#[test]
+fn a_dead_line_among_many_is_left() {
+    for seed in 1..=4 {
+        let flows = Flows { count: 8, lines: 4, read: false, multipath: true, marks: true, seed };
+        let mut fabric = fabric(&flows);
+        let began = fabric.now;
+        run(&mut fabric, false, began + WARM);
+        let ports = fabric.flows.iter().map(|flow| flow[0].end.requester.path().inspect().source_port);
+        let before: Vec<_> = ports.collect();
+        run(&mut fabric, false, began + WARM + Duration::from_millis(1));
+        let ports = fabric.flows.iter().map(|flow| flow[0].end.requester.path().inspect().source_port);
+        let spread = ports.zip(before).filter(|(after, before)| after != before).count();
+        fabric.set_line(0, Line { loss: 10_000, ..line(true) });
+        let took = recovery(&mut fabric, false).into_iter().map(|after| after.unwrap()).max().unwrap();
+        println!("{spread} connections on several lines: after {took} us");
+        assert!(spread >= 4 && took <= 400_000 && all_succeeded(&fabric), "{flows:?}: {spread}, {took} us");
     }
 }
 
