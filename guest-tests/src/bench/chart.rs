@@ -29,22 +29,18 @@ pub(super) fn bars(figures: &[Figure]) -> Result<String> {
         value: format!("{:.2} {} ({:.2}x)", figure.value, figure.unit, figure.ratio),
         ratio: figure.ratio,
     };
-    draw_bars(&figures.iter().map(bar).collect::<Vec<_>>())
+    let bars: Vec<_> = figures.iter().map(bar).collect();
+    let mut text = String::new();
+    paint(&bars, &mut text).map_err(|error| anyhow!("cannot draw: {error}"))?;
+    Ok(text)
 }
 
 /// A bar of the chart, with the texts before and after it.
 #[derive(Debug)]
-pub(super) struct Bar {
-    pub(super) title: String,
-    pub(super) value: String,
-    pub(super) ratio: f64,
-}
-
-/// Bars as the text of an SVG.
-pub(super) fn draw_bars(bars: &[Bar]) -> Result<String> {
-    let mut text = String::new();
-    paint(bars, &mut text).map_err(|error| anyhow!("cannot draw: {error}"))?;
-    Ok(text)
+struct Bar {
+    title: String,
+    value: String,
+    ratio: f64,
 }
 
 /// Colour of a curve.

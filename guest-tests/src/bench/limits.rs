@@ -273,7 +273,8 @@ impl Measured<'_> {
         let used = Duration::from_nanos(self.processor_ns()?.saturating_sub(before)).as_secs_f64();
         let rate = count(writes) / elapsed;
         log::info!("{rate:.0} writes a second with {:.1} % of a core", used * 100.0 / elapsed);
-        ensure!(rate > 0.5 * count(ALL), "only {rate:.0} writes a second");
+        // The result is the cost of a write, so the pace of the machine does not matter much.
+        ensure!(rate > 0.25 * count(ALL), "only {rate:.0} writes a second");
         Ok(used * 1e6 / count(writes))
     }
 }

@@ -7,30 +7,13 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::chart::{self, Bar, Curve, GREEN, GREY, ORANGE};
+use super::chart::{self, Curve, GREEN, GREY, ORANGE};
 
 /// Curves of the picture: the name, colour, prefix of the figures, and whether the baseline is drawn.
 const CURVES: [(&str, chart::Colour, &str, bool); 3] = [
     ("PVRDMA device", GREEN, "vm/size-", false),
     ("TCP, iperf3", ORANGE, "vm/tcp-size-", true),
     ("rdma_rxe", GREY, "vm/size-", true),
-];
-
-/// Rows of the chart, by the beginning of the title and, if that is not unique, of the baseline.
-const CHARTED: [(&str, &str); 13] = [
-    ("RDMA write of 1 MiB, guest to guest", ""),
-    ("RDMA read of 1 MiB, guest to guest", ""),
-    ("send of 64 KiB, guest to guest", ""),
-    ("latency of an 8-byte write, guest to guest", ""),
-    ("one TCP stream between two guests", ""),
-    ("RDMA write of 64 KiB, in process", ""),
-    ("RDMA write of 1 MiB, in process", ""),
-    ("RDMA write of 16 MiB, in process", ""),
-    ("8-byte write, post to completion, in process", ""),
-    ("RDMA write of 1 MiB over a wire (veth", ""),
-    ("the same with 1,000 connected QPs", ""),
-    ("the same with 1 % of all frames lost", "without faults"),
-    ("send and receive of 64 bytes over that wire", ""),
 ];
 
 /// Contents of `docs/results.json`.
@@ -118,23 +101,10 @@ impl Results {
         self.tables.iter().try_fold(page, |page, table| with_table(&page, &table.name, &table.markdown()))
     }
 
-    /// Returns the chart of ratios in the table.
-    fn ratios(&self) -> Result<String> {
-        let bar = |(title, baseline): (&str, &str)| -> Result<Bar> {
-            let is_it = |row: &&Row| row.title.starts_with(title) && row.baseline.starts_with(baseline);
-            let row = self.table.iter().find(is_it).with_context(|| format!("no figure is called {title:?}"))?;
-            let ratio = row.ratio.parse().with_context(|| format!("{title:?} has no single ratio"))?;
-            ensure!(f64::is_normal(ratio), "{title:?} has the ratio {ratio}");
-            let value = row.value.split(',').next().unwrap_or_default();
-            Ok(Bar { title: row.title.clone(), value: format!("{value} ({}x)", row.ratio), ratio })
-        };
-        chart::draw_bars(&CHARTED.into_iter().map(bar).collect::<Result<Vec<_>>>()?)
-    }
-
-    /// Returns the picture: bandwidth by size of a write, between guests. `None` if no measurement has it.
-    fn picture(&self) -> Result<Option<String>> {
+    /// Returns the picture: bandwidth by size of a write, between guests.
+    fn picture(&self) -> Result<String> {
         let run = self.measurements.iter().find(|run| run.figures.iter().any(|it| it.name.starts_with("vm/tcp-size-")));
-        let Some(run) = run else { return Ok(None) };
+        let run = run.context("no measurement has the bandwidth by size")?;
         let curve = |(name, colour, prefix, baseline): (&str, _, &str, bool)| -> Result<Curve> {
             let at = |figure: &Figure| {
                 let size = figure.name.strip_prefix(prefix)?.parse().ok()?;
@@ -148,7 +118,6 @@ impl Results {
         let curves = CURVES.into_iter().map(curve).collect::<Result<Vec<_>>>()?;
         let Measured { commit, date, processor, cpus, .. } = run;
         chart::bandwidth(&curves, &format!("{date}, commit {commit}, {cpus} cores, {processor}; emulated guests"))
-            .map(Some)
     }
 }
 
@@ -181,12 +150,7 @@ pub(crate) fn draw(documents: &Path) -> Result<()> {
     let (page, picture) = (documents.join("figures.md"), documents.join("bandwidth.svg"));
     let text = std::fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
     std::fs::write(&page, results.page(&text)?).with_context(|| format!("cannot write {}", page.display()))?;
-    let chart = documents.join("figures.svg");
-    std::fs::write(&chart, results.ratios()?).with_context(|| format!("cannot write {}", chart.display()))?;
-    match results.picture()? {
-        Some(text) => std::fs::write(&picture, text).with_context(|| format!("cannot write {}", picture.display())),
-        None => Ok(()),
-    }
+    std::fs::write(&picture, results.picture()?).with_context(|| format!("cannot write {}", picture.display()))
 }
 
 #[cfg(test)]
@@ -211,11 +175,7 @@ mod tests {
         let (results, page) = (results(), read("docs/figures.md"));
         assert!(results.table.len() > 50);
         assert!(results.page(&page).unwrap() == page, "`guest-tests published` writes the tables anew");
-        assert!(results.ratios().unwrap() == read("docs/figures.svg"), "`guest-tests published` draws it anew");
-        // A link to a picture that does not exist would be found by the checks of the documents.
-        let Some(picture) = results.picture().unwrap() else { return };
-        assert!(picture == read("docs/bandwidth.svg"), "`guest-tests published` draws it anew");
-        assert!(read("README.md").contains("(docs/bandwidth.svg)"), "README's picture is the older chart");
+        assert!(results.picture().unwrap() == read("docs/bandwidth.svg"), "`guest-tests published` draws it anew");
     }
 
     /// Each figure has its commit and date.

@@ -61,7 +61,7 @@ fn pictures(image: &GuestImage) -> Result<String> {
         let text = format!("<!DOCTYPE html><meta charset=utf-8><body>{picture}<script>{script}</script></body>");
         fs::write(directory.path().join(name), text).context("cannot write a page")
     };
-    page("chart.html", "figures.svg", MEASURE_TEXTS)?;
+    page("chart.html", "bandwidth.svg", MEASURE_TEXTS)?;
     let shown = browse(&root, directory.path(), "chart.html", "--dump-dom")?;
     let said = attribute(&shown, "data-texts")?;
     let numbers: Vec<u32> = said.split(' ').map(str::parse).collect::<Result<_, _>>().context(said.to_owned())?;
