@@ -158,7 +158,9 @@ fn draw_curves<'a>(
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
         chart.draw_series(points.iter().map(|&point| Circle::new(point, 3, colour.filled())))?;
     }
-    chart.configure_series_labels().background_style(WHITE).border_style(BLACK).draw()?;
+    // Curves that rise leave this corner empty.
+    let labels = chart.configure_series_labels().position(SeriesLabelPosition::UpperLeft);
+    labels.background_style(WHITE).border_style(BLACK).draw()?;
     Ok(())
 }
 
