@@ -159,8 +159,8 @@ fn draw_curves<'a>(
         chart.draw_series(points.iter().map(|&point| Circle::new(point, 3, colour.filled())))?;
     }
     // Curves that rise leave this corner empty.
-    let labels = chart.configure_series_labels().position(SeriesLabelPosition::UpperLeft);
-    labels.background_style(WHITE).border_style(BLACK).draw()?;
+    let mut labels = chart.configure_series_labels();
+    labels.position(SeriesLabelPosition::UpperLeft).background_style(WHITE).border_style(BLACK).draw()?;
     Ok(())
 }
 
