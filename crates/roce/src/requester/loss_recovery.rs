@@ -18,8 +18,7 @@ use std::time::Duration;
 
 use super::congestion_window::{CongestionWindow, Loss};
 use super::rtt::RttEstimator;
-use super::selective::MAX_SPAN;
-use super::send_state::Seq;
+use super::send_state::{MAX_SPAN, Seq};
 use crate::rnr_backoff::RnrBackoff;
 
 /// PSNs in flight right after a loss.

@@ -13,10 +13,6 @@ use super::send_state::Seq;
 use super::timers::Timer;
 use crate::wire::SackMap;
 
-/// Largest distance from the oldest unacked PSN to the newest in flight, if the responder keeps packets after a gap:
-/// the range of a map.
-pub(super) const MAX_SPAN: Seq = SackMap::MAX_DISTANCE as Seq;
-
 impl Requester {
     /// Handles a selective acknowledgement: the responder misses the packet at `seq` and has those in `map`.
     pub(super) fn selective_ack(&mut self, now: Duration, seq: Seq, map: &SackMap, ops: &mut impl RequesterOps) {

@@ -2,12 +2,18 @@
 
 use pvrdma_verbs_types::Psn;
 
+use crate::wire::SackMap;
+
 /// A PSN that does not wrap. Its low 24 bits are on the wire. PSNs of one QP can be compared as numbers, however many
 /// requests are posted.
 pub(super) type Seq = u64;
 
 /// Number of PSNs until the numbers on the wire wrap.
 const WRAP: Seq = 1 << 24;
+
+/// Largest distance from the oldest unacked PSN to the newest in flight, if the responder keeps packets after a gap:
+/// the range of a map.
+pub(super) const MAX_SPAN: Seq = SackMap::MAX_DISTANCE as Seq;
 
 /// The PSN on the wire.
 pub(super) fn wire_psn(seq: Seq) -> Psn {

@@ -11,8 +11,7 @@ use super::loss_recovery::Probe;
 use super::packet_plan::{PacketPlan, SizedWr};
 use super::request::{Request, Stage};
 use super::sack::Sack;
-use super::selective::MAX_SPAN;
-use super::send_state::{Seq, wire_psn};
+use super::send_state::{MAX_SPAN, Seq, wire_psn};
 use super::timers::Timer;
 use crate::wire::{AGREED_RESOURCES, Bth};
 
