@@ -66,8 +66,8 @@ pub(crate) struct WaitingGid {
 }
 
 impl Binding {
-    /// Records whether a fault has removed the GID. Returns `true` if the GID has left the table for that reason, or
-    /// has returned to it: the latter may be long after the end of the fault, when the device has the address again.
+    /// Records whether a fault has removed the GID. Returns `true` if the fault has just taken the GID from the table,
+    /// or if the GID is back. It returns when the device gets the address again, which may be long after the fault.
     fn note_removal(&mut self) -> bool {
         let removed = match self.wait {
             Some(Wait { why: Why::Removed, .. }) => true,

@@ -109,8 +109,8 @@ faults! {
     PeerGone = "peer-gone" at Arrival of Device;
     /// The link goes down: port error event, and port active event when the fault ends.
     LinkDown = "link-down" at Request of Device;
-    /// The GID of the requester leaves the GID table: GID change event to the driver, and another one when it
-    /// has returned.
+    /// The GID of the requester leaves the GID table: GID change event to the driver, and another one when the GID
+    /// returns.
     GidRemoved = "gid-removed" at Request of Device;
     /// The device fails: it loses all objects, refuses commands until its driver starts it again, and its last event
     /// says so.

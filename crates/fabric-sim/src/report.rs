@@ -130,8 +130,7 @@ fn exchanges() -> Rows {
 
 fn faults() -> Rows {
     let plan = Plan { leaves: 4, ..Plan::full() };
-    let of =
-        |transport| Experiment { length: ms(40), patience: ms(100), ..Experiment::permutation(plan, transport, 1) };
+    let of = |transport| Experiment { length: ms(40), ..Experiment::permutation(plan, transport, 1) };
     let mut rows = Rows::new();
     for transport in Transport::ALL {
         rows.push(row("64 hosts, a line loses 1 %", of(transport).with_loss(100, None)));

@@ -176,6 +176,7 @@ mod tests {
         assert!(results.table.len() > 50);
         assert!(results.page(&page).unwrap() == page, "`guest-tests published` writes the tables anew");
         assert!(results.picture().unwrap() == read("docs/bandwidth.svg"), "`guest-tests published` draws it anew");
+        assert!(read("README.md").contains("(docs/bandwidth.svg)"), "README has another picture");
     }
 
     /// Each figure has its commit and date.

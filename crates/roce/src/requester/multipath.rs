@@ -99,17 +99,15 @@ impl Requester {
         let cuts = self.recovery.cuts();
         let cut = std::mem::replace(&mut self.multipath.cuts, cuts) != cuts;
         let marked = std::mem::take(&mut self.multipath.marked);
-        let round = match marked || self.recovery.is_late() {
-            _ if cut => Round::Cut,
-            true => Round::Congested,
-            false => Round::Calm,
+        let round = if cut {
+            Round::Cut
+        } else if marked || self.recovery.is_late() {
+            Round::Congested
+        } else {
+            Round::Calm
         };
-        let decision = self.multipath.end_round_trip(round);
-        // The responder sends the responses of a READ on one path, so spreading its requests would only reorder them.
-        let mut started = self.requests.iter().take_while(|request| request.stage == Stage::Started);
-        let reads = started.any(|request| matches!(request.wr.op, SendOp::Read { .. }));
-        match decision {
-            Decision::Spray if reads => self.multipath.hold(),
+        match self.multipath.end_round_trip(round) {
+            Decision::Spray if self.has_reads() => self.multipath.hold(),
             Decision::Spray if self.may_rehash() => {
                 self.stats.rehashed += 1;
                 self.multipath.spray();
@@ -122,9 +120,16 @@ impl Requester {
                 self.end_spraying(now);
             }
             Decision::Settle => self.end_spraying(now),
-            Decision::Stay if reads && self.multipath.mode == Mode::Spraying => self.end_spraying(now),
+            Decision::Stay if self.multipath.mode == Mode::Spraying && self.has_reads() => self.end_spraying(now),
             Decision::Stay | Decision::Move | Decision::Spray => {}
         }
+    }
+
+    /// Returns `true` if a READ was started. The responder sends the responses of a READ on one path, so spreading its
+    /// requests would only reorder them.
+    fn has_reads(&self) -> bool {
+        let mut started = self.requests.iter().take_while(|request| request.stage == Stage::Started);
+        started.any(|request| matches!(request.wr.op, SendOp::Read { .. }))
     }
 
     /// Returns to a single path. Packets in transit may still overtake others.
