@@ -17,7 +17,7 @@ use crate::cli::BenchOptions;
 
 /// Default parts: all that need no virtual machine.
 const PARTS: [&str; 2] = ["in-process", "wire"];
-/// Minimum number of rounds for a meaningful interval.
+/// Smallest number of rounds that gives a meaningful interval.
 const FEWEST_ROUNDS: usize = 3;
 
 /// The part of a results file that both programs write.
@@ -69,6 +69,8 @@ struct Ratio {
 struct Report {
     old_commit: String,
     new_commit: String,
+    /// Number of completed rounds.
+    rounds: usize,
     #[serde(flatten)]
     machine: Machine,
     /// Description of the interval's method, for readers of the file.
@@ -78,6 +80,9 @@ struct Report {
 }
 
 /// Measures with both programs in turn, prints a table and writes the results.
+///
+/// The results are also written after each round that makes a meaningful interval, because a long comparison may be
+/// interrupted.
 pub(super) fn run(options: &BenchOptions, old: &Path) -> Result<()> {
     ensure!(options.runs >= FEWEST_ROUNDS, "--pair needs --runs {FEWEST_ROUNDS} or more");
     let new = std::env::current_exe().context("cannot find this program")?;
@@ -96,16 +101,11 @@ pub(super) fn run(options: &BenchOptions, old: &Path) -> Result<()> {
                 runs[which].push(measured);
             }
         }
+        if (FEWEST_ROUNDS..options.runs).contains(&(round + 1)) {
+            write_json(&options.output, &Report::of(round + 1, &runs))?;
+        }
     }
-    let [old_runs, new_runs] = runs;
-    let report = Report {
-        old_commit: commit_of(&old_runs),
-        new_commit: commit_of(&new_runs),
-        machine: Machine::this(),
-        method: "ratios above 1: the new program is better; interval_95: Student's t over the logarithms of the ratios",
-        comparisons: compare(&old_runs, &new_runs),
-        skipped: skipped(&old_runs, &new_runs),
-    };
+    let report = Report::of(options.runs, &runs);
     println!("{}", table(&report.comparisons));
     println!(
         "times better: above 1 the new program is better; interval: Student's t over the logarithms of the ratios"
@@ -116,6 +116,22 @@ pub(super) fn run(options: &BenchOptions, old: &Path) -> Result<()> {
     write_json(&options.output, &report)?;
     println!("results are in {}", options.output.display());
     Ok(())
+}
+
+impl Report {
+    /// Compares the runs of the old and of the new program.
+    fn of(rounds: usize, [old_runs, new_runs]: &[Vec<Measured>; 2]) -> Self {
+        Self {
+            old_commit: commit_of(old_runs),
+            new_commit: commit_of(new_runs),
+            rounds,
+            machine: Machine::this(),
+            method: "ratios above 1: the new program is better; interval_95: Student's t over the logarithms of the \
+                     ratios",
+            comparisons: compare(old_runs, new_runs),
+            skipped: skipped(old_runs, new_runs),
+        }
+    }
 }
 
 /// Runs a program that measures one part once.
