@@ -27,15 +27,16 @@ fn become_program(arguments: &[OsString]) -> String {
         return "this program lies in no target directory".to_owned();
     };
     let is_demo = arguments.first().is_some_and(|command| command == "demo");
-    let (program, profile) = match is_demo {
-        true => ("guest-tests-demo", "demo"),
-        false => ("guest-tests-suite", if folder.ends_with("release") { "release" } else { "test" }),
-    };
-    // Cargo resolves features for all named packages. The demo builds the daemon with the same names, so that both
-    // programs share each crate that they have in common.
-    let packages: &[&str] = match is_demo {
-        true => &["-p", "guest-tests", "-p", "pvrdmad", "--features", "demo"],
-        false => &["-p", "guest-tests", "--features", "suite"],
+    let (program, profile, packages): (_, _, &[&str]) = if is_demo {
+        // Cargo resolves features for all named packages. The demo builds the daemon with the same names, so that both
+        // programs share each crate that they have in common.
+        ("guest-tests-demo", "demo", &["-p", "guest-tests", "-p", "pvrdmad", "--features", "demo"])
+    } else if folder.ends_with("release") {
+        ("guest-tests-suite", "release", &["-p", "guest-tests", "--features", "suite"])
+    } else {
+        // The suite runs `cargo test --workspace`. With the same packages, and with a test among the targets, Cargo
+        // resolves the same features for this build, so that no crate is compiled twice.
+        ("guest-tests-suite", "test", &["--workspace", "--features", "guest-tests/suite", "--test", "log_target"])
     };
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");

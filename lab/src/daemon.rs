@@ -396,11 +396,19 @@ pub fn program_of(package: &str) -> Result<PathBuf> {
     let program = own.with_file_name(package);
     let folder = own.parent().context("this program lies nowhere")?;
     let profile = if folder.ends_with("release") { "release" } else { "test" };
+    // With these arguments Cargo resolves the same features as for `cargo test --workspace`, so that the tests compile
+    // no crate twice.
+    let packages: &[&str] = match profile {
+        "release" => &["-p", package],
+        _ => &["--workspace", "--bin", package, "--test", "log_target"],
+    };
     if let Some(manifest) = workspace_manifest() {
         let target = folder.parent().context("this program lies in no target directory")?;
         // The first build takes minutes: cargo shows its progress on standard error.
         let status = Command::new(cargo())
-            .args(["build", "--profile", profile, "-p", package, "--manifest-path"])
+            .args(["build", "--profile", profile])
+            .args(packages)
+            .arg("--manifest-path")
             .arg(manifest)
             .arg("--target-dir")
             .arg(target)
