@@ -239,8 +239,7 @@ impl Rxe {
     /// The device is connected already, or the thread of the port could not be started.
     pub fn plug(&self, mac: MacAddr, config: PortConfig) -> Result<Uplink, VerbsError> {
         let port = Port::new(mac, config, self.0.place(mac))?;
-        self.0.ports.insert(&port)?;
-        Ok(Uplink::start(port, Arc::clone(&self.0.ports), self.0.threaded)?)
+        Uplink::start(port, Arc::clone(&self.0.ports), self.0.threaded)
     }
 
     /// Announces all devices at the uplink, because it leads to another port of the switch: now, and twice again within

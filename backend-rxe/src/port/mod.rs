@@ -184,8 +184,7 @@ impl Port {
     pub(crate) fn new(mac: MacAddr, config: PortConfig, place: PortPlace) -> io::Result<Arc<Self>> {
         let PortPlace { vlan, point, addresses, engine, share, room, threads } = place;
         let waker = Waker::new(Bell::new()?);
-        let alone = config.rules.alone;
-        let port = Arc::new_cyclic(|me: &Weak<Self>| Self {
+        Ok(Arc::new_cyclic(|me: &Weak<Self>| Self {
             mac,
             mtu: config.mtu,
             carried: AtomicU32::new(u32::MAX),
@@ -213,13 +212,25 @@ impl Port {
             stopping: AtomicBool::new(false),
             link_down: AtomicBool::new(false),
             log: LogLimit::new(),
-        });
-        if let Some(rule) = &port.policy.rules.addresses {
-            port.addresses.join(mac, rule);
+        }))
+    }
+
+    /// Registers the device with the addresses of its network. Until [`Self::leave`] it must be the only port of the
+    /// device, because the table knows one rule and one prober for each device.
+    fn join(&self) {
+        if let Some(rule) = &self.policy.rules.addresses {
+            self.addresses.join(self.mac, rule);
         }
         // A device that is alone claims addresses unprobed.
-        port.prober.enable(!alone);
-        Ok(port)
+        self.prober.enable(!self.policy.rules.alone);
+    }
+
+    /// Ends the probes of the device, whose addresses are kept for a while.
+    fn leave(&self) {
+        self.prober.stop();
+        if self.policy.rules.addresses.is_some() {
+            self.addresses.leave(self.mac);
+        }
     }
 
     /// Returns the maximum number of bytes in batches and queues of the port.

@@ -34,7 +34,7 @@ impl Ports {
     ///
     /// # Errors
     /// The device has a port already.
-    pub(crate) fn insert(&self, port: &Arc<Port>) -> Result<(), VerbsError> {
+    pub(super) fn insert(&self, port: &Arc<Port>) -> Result<(), VerbsError> {
         match self.0.lock().entry(port.mac) {
             Entry::Occupied(_) => Err(VerbsError::InUse("MAC address")),
             Entry::Vacant(entry) => {

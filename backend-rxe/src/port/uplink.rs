@@ -1,11 +1,11 @@
 //! RAII handle for a device's network attachment.
 
-use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use pvrdma_base::Counter;
 use pvrdma_link::Frames;
+use pvrdma_verbs::VerbsError;
 
 use super::Port;
 use super::prober::ProbeSender;
@@ -20,7 +20,13 @@ pub struct Uplink {
 }
 
 impl Uplink {
-    pub(crate) fn start(port: Arc<Port>, ports: Arc<Ports>, threaded: bool) -> io::Result<Self> {
+    /// Connects a port to its network.
+    ///
+    /// # Errors
+    /// The device has a port already, or a thread cannot be started.
+    pub(crate) fn start(port: Arc<Port>, ports: Arc<Ports>, threaded: bool) -> Result<Self, VerbsError> {
+        ports.insert(&port)?;
+        port.join();
         let mut uplink = Self { port, ports, threads: Vec::new() };
         if threaded {
             uplink.port.start_threads(&mut uplink.threads)?;
@@ -44,11 +50,9 @@ impl ProbeSender for Port {
 
 impl Drop for Uplink {
     fn drop(&mut self) {
+        // The next port of the device, which joins as soon as this one is removed, keeps its registration.
+        self.port.leave();
         self.ports.remove(self.port.mac);
-        self.port.prober.stop();
-        if self.port.policy.rules.addresses.is_some() {
-            self.port.addresses.leave(self.port.mac);
-        }
         self.port.announcer.stop();
         self.port.take_no_more();
         self.port.end_threads();

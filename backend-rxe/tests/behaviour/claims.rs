@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use pvrdma_link::memory::{self, MemoryLink};
 use pvrdma_rxe::faults::{DeviceEffect, DeviceFaults};
 use pvrdma_rxe::{AddressConflict, PortConfig, PortRules, RxeHca, Uplink};
-use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, Rules, link_local};
+use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, Rules, VerbsError, link_local};
 use pvrdma_verbs_types::{Gid, GidType, QpType, Qpn, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::world::*;
@@ -132,6 +132,22 @@ fn an_address_without_a_known_owner_is_probed_and_then_bound() {
     world.rxe.run_ready();
     assert_eq!(taken(&network).len(), 1);
     assert_eq!((device.counter("gids_refused"), device.counter("gids_waited")), (0, 0), "this is how a claim begins");
+}
+
+/// A VMM that asks for a device twice must not end the probes of the first one, whose addresses would wait forever.
+#[test]
+fn a_refused_port_leaves_the_probes_of_the_device_alone() {
+    let world = World::new();
+    let (network, _guest, _uplink) = with_card(&world, 1);
+    let device = world.ruled(1, Rules::default());
+    let (again, _far) = memory::pair(9).unwrap();
+    let config = PortConfig { uplink: Arc::new(again), nic: None, mtu: 1500, rules: PortRules::default() };
+    assert!(matches!(world.rxe.plug(mac(1), config), Err(VerbsError::InUse(_))));
+    bind(&device.hca, 0, gid(1));
+    assert_eq!(waits(&device), ["probing"]);
+    advance(&world, PROBE);
+    assert_eq!(asked(&taken(&network)), [gid(1); 3]);
+    assert!(has(&device, gid(1)));
 }
 
 /// Requests during the probe wait for it, so that a program that connects at once does not use up its retries.
