@@ -14,32 +14,49 @@ pub struct Checksum {
 }
 
 impl Checksum {
-    /// Adds bytes. The sum cannot overflow before 2^48 bytes.
+    /// Adds bytes. The sum cannot overflow before 2^48 calls.
     #[inline]
-    pub fn add(&mut self, mut bytes: &[u8]) {
-        if let (true, Some((&second, rest))) = (self.odd, bytes.split_first()) {
-            self.sum += u64::from(second);
-            self.odd = false;
-            bytes = rest;
-        }
-        let (pairs, rest) = bytes.as_chunks::<2>();
-        self.sum += pairs.iter().map(|pair| u64::from(u16::from_be_bytes(*pair))).sum::<u64>();
-        if let Some(&first) = rest.first() {
-            self.sum += u64::from(first) << 8;
-            self.odd = true;
-        }
+    pub fn add(&mut self, bytes: &[u8]) {
+        let part = sum(bytes);
+        self.sum += u64::from(if self.odd { part.swap_bytes() } else { part });
+        self.odd ^= bytes.len() % 2 == 1;
     }
 
     /// Returns the checksum. It is 0 if the bytes included a valid checksum.
     #[inline]
     pub const fn finish(self) -> u16 {
-        let mut sum = self.sum;
-        while sum > 0xffff {
-            sum = (sum & 0xffff) + (sum >> 16);
-        }
-        let [.., high, low] = sum.to_be_bytes();
-        !u16::from_be_bytes([high, low])
+        !fold(self.sum)
     }
+}
+
+/// Returns the ones' complement sum of 16-bit big-endian words. If the last one lacks its second byte, that counts as
+/// 0.
+#[inline]
+pub fn sum(bytes: &[u8]) -> u16 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut last = [0; 8];
+    for (to, from) in last.iter_mut().zip(rest) {
+        *to = *from;
+    }
+    // The sum of words in host byte order is the byte-swapped sum in network order (RFC 1071, 2 (B)), so the words need
+    // not be swapped. Separate sums of halves, which cannot wrap before 2^35 bytes, let the compiler use vectors.
+    let (mut low, mut high) = (0_u64, 0_u64);
+    for word in words.iter().chain([&last]) {
+        let word = u64::from_ne_bytes(*word);
+        low = low.wrapping_add(word & u64::from(u32::MAX));
+        high = high.wrapping_add(word >> 32);
+    }
+    u16::from_be(fold(u64::from(fold(low)) + u64::from(fold(high))))
+}
+
+/// Folds a sum to 16 bits.
+#[inline]
+pub const fn fold(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    let [.., high, low] = sum.to_be_bytes();
+    u16::from_be_bytes([high, low])
 }
 
 #[cfg(test)]
@@ -54,5 +71,20 @@ mod tests {
         sum.add(&[0x03, 0xf4]);
         sum.add(&[0xf5, 0xf6, 0xf7]);
         assert_eq!(sum.finish(), !0xddf2);
+    }
+
+    #[test]
+    fn sums_are_those_of_single_words() {
+        let bytes: Vec<u8> = (0..300_u32).map(|number| (number * number % 251 + 5 * (number % 2)) as u8).collect();
+        for (start, end) in (0..20).flat_map(|start| (start..300).map(move |end| (start, end))) {
+            let bytes = &bytes[start..end];
+            let word = |pair: &[u8]| u64::from(pair[0]) << 8 | u64::from(pair.get(1).copied().unwrap_or(0));
+            let expected = fold(bytes.chunks(2).map(word).sum());
+            assert_eq!(sum(bytes), expected, "{start}..{end}");
+            let (mut parts, middle) = (Checksum::default(), bytes.len() / 3);
+            parts.add(&bytes[..middle]);
+            parts.add(&bytes[middle..]);
+            assert_eq!(parts.finish(), !expected, "{start}..{end}");
+        }
     }
 }

@@ -45,7 +45,7 @@
 extern crate alloc;
 
 mod arp;
-mod checksum;
+pub mod checksum;
 mod discovery;
 mod error;
 mod ethernet;

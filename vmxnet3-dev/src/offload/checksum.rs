@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use pvrdma_packet::{IpPacket, IpVersion, Transport};
+use pvrdma_packet::checksum::{self, fold};
+use pvrdma_packet::{Checksum, IpPacket, IpVersion, Transport};
 
 use super::headers::Headers;
 use crate::abi::byte;
@@ -22,60 +23,20 @@ const GRE_HAS_CHECKSUM: u8 = 0x80;
 const GRE_LEN: usize = 8;
 const PROTOCOL_GRE: u8 = 47;
 
+/// Returns a checksum, in a form that is also valid for UDP.
+pub(crate) const fn finish(sum: Checksum) -> [u8; 2] {
+    not_zero(sum.finish()).to_be_bytes()
+}
+
 /// Adds the sum of 16-bit words in network order to `sum`. A trailing odd byte counts as the high half of a word. No
 /// frame is long enough for the sum to overflow.
-pub(crate) fn add(sum: u64, bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<8>();
-    let mut last = [0; 8];
-    for (to, from) in last.iter_mut().zip(rest) {
-        *to = *from;
-    }
-    // The sum of words in host byte order is the byte-swapped sum in network order (RFC 1071, 2 (B)), so the words need
-    // not be swapped. Two sums of halves let the compiler vectorise the loop.
-    let (mut low, mut high) = (0, 0);
-    for word in words.iter().chain([&last]) {
-        let word = u64::from_ne_bytes(*word);
-        low += word & u64::from(u32::MAX);
-        high += word >> 32;
-    }
-    sum + u64::from(u16::from_be(fold(low + high)))
-}
-
-/// Sum of bytes that are added in parts of any length.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Sum {
-    sum: u64,
-    /// The next byte is the low half of its word.
-    odd: bool,
-}
-
-impl Sum {
-    /// Adds the next bytes.
-    pub(crate) fn add(&mut self, bytes: &[u8]) {
-        let part = fold(add(0, bytes));
-        self.sum += u64::from(if self.odd { part.swap_bytes() } else { part });
-        self.odd ^= bytes.len() % 2 == 1;
-    }
-
-    /// Returns the checksum, in a form that is also valid for UDP.
-    pub(crate) const fn checksum(self) -> [u8; 2] {
-        not_zero(!fold(self.sum)).to_be_bytes()
-    }
+fn add(sum: u64, bytes: &[u8]) -> u64 {
+    sum + u64::from(checksum::sum(bytes))
 }
 
 /// Replaces 0 by 0xffff. In UDP, 0 means that there is no checksum (RFC 768); in a ones' complement sum both are equal.
 const fn not_zero(sum: u16) -> u16 {
     if sum == 0 { u16::MAX } else { sum }
-}
-
-/// Folds a sum to 16 bits.
-pub(crate) const fn fold(mut sum: u64) -> u16 {
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    #[expect(clippy::cast_possible_truncation, reason = "folded to 16 bits")]
-    let folded = sum as u16;
-    folded
 }
 
 fn slice(frame: &[u8], from: usize, to: usize) -> &[u8] {

@@ -4,12 +4,13 @@ mod plan;
 mod rings;
 
 use pvrdma_guest_memory::{Direction, DmaError, DmaView};
+use pvrdma_packet::Checksum;
 use pvrdma_saved_state::vmxnet3 as saved;
 
 use crate::abi::completion::{FrameReport, Place, rx_completion};
 use crate::abi::queue_desc::{DataRing, MAX_RX_COMPLETIONS, RxQueueConfig, check_vector};
 use crate::error::{CommandError, QueueError};
-use crate::offload::checksum::{Missing, Sum};
+use crate::offload::checksum::{self, Missing};
 use crate::ring::{CompletionRing, check_range, load_rx};
 use crate::saved_state::error::{RestoreError, narrow, require};
 use plan::{After, Plan, Planned};
@@ -40,7 +41,7 @@ impl Payload<'_> {
         address: u64,
         from: usize,
         len: usize,
-        sum: &mut Sum,
+        sum: &mut Checksum,
     ) -> Result<(), QueueError> {
         let end = from.saturating_add(len);
         let split = self.head.len();
@@ -63,9 +64,16 @@ impl Payload<'_> {
     }
 
     /// Stores those bytes of the checksum that lie in the buffer with bytes `from..from+len`.
-    fn put_in(&self, view: &DmaView<'_>, address: u64, from: usize, len: usize, sum: Sum) -> Result<(), QueueError> {
+    fn put_in(
+        &self,
+        view: &DmaView<'_>,
+        address: u64,
+        from: usize,
+        len: usize,
+        checksum: [u8; 2],
+    ) -> Result<(), QueueError> {
         let Some(Missing { at, .. }) = self.missing else { return Ok(()) };
-        for (place, byte) in (at..).zip(sum.checksum()) {
+        for (place, byte) in (at..).zip(checksum) {
             if let Some(into) = place.checked_sub(from).filter(|&into| into < len) {
                 view.write(address.wrapping_add(into as u64), &[byte])?;
             }
@@ -305,14 +313,14 @@ impl RxQueue {
             Planned::NoBuffers => return Ok(Delivery::NoBuffers),
             Planned::TooLong => return Ok(Delivery::TooLong),
         };
-        let (mut from, mut sum) = (0, Sum::default());
+        let (mut from, mut sum) = (0, Checksum::default());
         for buffer in plan.buffers() {
             payload.store(view, buffer.address, from, buffer.len.into(), &mut sum)?;
             from += usize::from(buffer.len);
         }
-        let mut from = 0;
+        let (mut from, checksum) = (0, checksum::finish(sum));
         for buffer in plan.buffers() {
-            payload.put_in(view, buffer.address, from, buffer.len.into(), sum)?;
+            payload.put_in(view, buffer.address, from, buffer.len.into(), checksum)?;
             from += usize::from(buffer.len);
         }
         let count = plan.buffers().len();
