@@ -238,7 +238,7 @@ pub(crate) struct TestOptions {
 }
 
 /// The parts of `bench`.
-const PARTS: [&str; 14] = [
+const PARTS: [&str; 15] = [
     "in-process",
     "daemon",
     "limits",
@@ -249,6 +249,7 @@ const PARTS: [&str; 14] = [
     "doorbells",
     "vm",
     "card",
+    "lab",
     "kvm",
     "guest",
     "dumbbell",

@@ -3,8 +3,8 @@
 //! Each part returns [`Figure`](figure::Figure)s and is called from [`run`]: [`in_process`] measures the device without
 //! a virtual machine, [`daemon`] the cost of observing a daemon, [`limits`] one daemon with many connections to many
 //! hosts, [`state`] saved state and hand-over, [`wire`] traffic between two processes of this host or of a guest,
-//! [`vm`] and [`network_card`] traffic between guests, [`kvm`] traffic between guests under KVM, [`host_adapter`] the
-//! adapter of a host. [`paired`] compares two builds of this program by these figures. [`published`] generates the
+//! [`vm`] and [`network_card`] traffic between guests, [`kvm`] traffic between guests under KVM, [`lab`] the start of
+//! guests, [`host_adapter`] the adapter of a host. [`paired`] compares two builds of this program by these figures. [`published`] generates the
 //! figures of the documents.
 
 mod chart;
@@ -15,6 +15,7 @@ mod host_adapter;
 mod html;
 mod in_process;
 mod kvm;
+mod lab;
 mod limits;
 mod network_card;
 mod paired;
@@ -81,6 +82,9 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     }
     if !options.no_vm && wanted("card") {
         figures.extend(network_card::measure(runs)?);
+    }
+    if !options.no_vm && wanted("lab") {
+        figures.extend(lab::measure(runs)?);
     }
     if !options.no_vm && wanted("kvm") {
         figures.extend(kvm::measure(runs)?);
