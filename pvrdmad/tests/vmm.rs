@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use std::fs;
