@@ -20,3 +20,13 @@ debian_packages() { # PROGRAM PACKAGE...
     command -v "$1" >/dev/null && return
     apt-get update -q && apt-get install -qy --no-install-recommends "${@:2}"
 }
+
+# The programs that pvrdmad/packaging/build calls.
+packaging_tools() {
+    cargo_tool cargo-deb 3.8.0
+    cargo_tool cargo-auditable 0.7.7
+    cargo_tool cargo-cyclonedx 0.5.9
+    rustup target add x86_64-unknown-linux-musl
+    debian_packages objcopy binutils
+    debian_packages dpkg-shlibdeps dpkg-dev
+}

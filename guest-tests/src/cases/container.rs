@@ -1,8 +1,8 @@
-//! The container image of `pvrdma-lab`: built from scratch with buildah, and run with podman by the commands of the
-//! document. Both programs are installed in a root directory of their own.
+//! The container image of `pvrdma-lab`, loaded and run with podman by the commands of the document. Podman is installed
+//! in a root directory of its own.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -10,41 +10,36 @@ use anyhow::{Context, Result, ensure};
 use super::case::{Case, skip};
 use super::lab;
 use super::recipe::recipe;
-use crate::daemon;
+use crate::daemon::{self, workspace_manifest};
 use crate::image::{GuestImage, HostRoot};
 
 /// Document and marker of the commands.
 pub(super) const RECIPE: (&str, &str) = ("docs/ci.md", "container");
-const PACKAGES: [&str; 4] = ["buildah", "podman", "crun", "netavark"];
+const PACKAGES: [&str; 3] = ["podman", "crun", "netavark"];
 
 /// The only test.
 pub(crate) fn cases() -> Vec<Case> {
-    const WHEN: &str = "installs buildah and podman; runs when asked for: --only slow/container";
+    const WHEN: &str = "installs podman; runs when asked for: --only slow/container";
     vec![Case::alone("slow/container", container).slow(WHEN)]
 }
 
 fn container(image: &GuestImage) -> Result<String> {
     if !rustix::process::geteuid().is_root() {
-        return Err(skip("buildah in a root directory of its own needs root"));
+        return Err(skip("podman in a root directory of its own needs root"));
     }
     let root = HostRoot::build(image, "container", &PACKAGES)?;
-    let programs = programs()?;
     let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
-    let folder = directory.path().join("pvrdma");
-    for part in ["bin", "containers", "pvrdma/target", "pvrdma/lab"] {
+    let folder = directory.path().join("work");
+    for part in ["bin", "containers", "work"] {
         fs::create_dir_all(directory.path().join(part)).context("cannot create a directory")?;
     }
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    std::os::unix::fs::symlink(repository.join("lab/container"), folder.join("lab/container"))?;
-    std::os::unix::fs::symlink(&programs, folder.join("target/release"))?;
+    build(image, &folder.join(format!("pvrdma-lab-container-{}.tar.gz", std::env::consts::ARCH)))?;
     lab::write_test(&folder)?;
-    for program in ["usr/bin/buildah", "usr/bin/podman"] {
-        root.enter_in(&directory.path().join("bin"), program)?;
-    }
+    root.enter_in(&directory.path().join("bin"), "usr/bin/podman")?;
     let settings = directory.path().join("containers.conf");
     fs::write(&settings, SETTINGS).context("cannot write settings of podman")?;
     let (document, name) = RECIPE;
-    let script = format!("{PLACE}\ncd pvrdma\n{}", recipe(document, name)?);
+    let script = format!("{PLACE}\ncd work\n{}", recipe(document, name)?);
     let path = format!("{}:{}", directory.path().join("bin").display(), std::env::var("PATH").unwrap_or_default());
     let output = Command::new("unshare")
         .args(["--mount", "--pid", "--fork", "--kill-child", "bash", "-euc", &script, "container"])
@@ -52,7 +47,6 @@ fn container(image: &GuestImage) -> Result<String> {
         .env("PATH", path)
         .env("TMPDIR", directory.path())
         .env("CONTAINERS_CONF_OVERRIDE", settings)
-        .env("PVRDMA_BED_DIR", image.directory())
         .current_dir(directory.path())
         .stdin(Stdio::null())
         .output()
@@ -63,14 +57,19 @@ fn container(image: &GuestImage) -> Result<String> {
     Ok(lab::up_after(&said))
 }
 
-/// Returns the folder of this program, which contains the others too.
-fn programs() -> Result<PathBuf> {
-    let own = std::env::current_exe().context("cannot find this program")?;
-    let programs = own.parent().context("this program is nowhere")?;
-    // Builds both if cargo is available.
+/// Writes the container image with programs in the profile of this one. `slow/workflow` builds it with those of a
+/// release.
+fn build(image: &GuestImage, file: &Path) -> Result<()> {
+    let script = workspace_manifest().context("the workspace this program was built from is gone")?;
+    let script = script.with_file_name("lab/container/build");
     daemon::program()?;
-    daemon::program_of("pvrdma-lab")?;
-    Ok(programs.to_owned())
+    let programs = daemon::program_of("pvrdma-lab")?;
+    let mut build = Command::new(script);
+    build.arg(file).arg(programs.parent().context("this program is nowhere")?);
+    let output = build.env("PVRDMA_BED_DIR", image.directory()).stdin(Stdio::null()).output();
+    let output = output.context("cannot run the build of the container image")?;
+    ensure!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    Ok(())
 }
 
 /// Control groups are not under test, and some machines do not provide them inside a root directory.

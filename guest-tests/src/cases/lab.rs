@@ -10,10 +10,10 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::case::Case;
 use super::errors::FAULTS;
-use super::recipe::{recipe, workflow};
+use super::recipe::recipe;
+use super::workflow::steps_of_action;
 use crate::image::{GuestImage, executable};
 use crate::lab::{LAB_FAILED, TIMED_OUT, VM_FAILED};
-use crate::workflow::steps;
 
 /// The tests.
 pub(crate) fn cases() -> Vec<Case> {
@@ -27,7 +27,7 @@ pub(crate) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Returns the folder of a caller, with the program at the path that the documents use.
+/// Returns the folder of a caller, with the program at the path that the action uses.
 fn callers_folder() -> Result<tempfile::TempDir> {
     let folder = tempfile::tempdir().context("cannot create a directory")?;
     let own = std::env::current_exe().context("cannot find this program")?;
@@ -36,8 +36,10 @@ fn callers_folder() -> Result<tempfile::TempDir> {
     Ok(folder)
 }
 
-/// Path of the program in the document's workflow.
-const LAB: &str = "pvrdma/target/release/pvrdma-lab";
+/// Folder that stands for a runner's temporary one, in the caller's folder.
+pub(super) const RUNNER_TEMP: &str = "runner";
+/// Path of the program in the caller's folder, once the action has unpacked it.
+const LAB: &str = "runner/pvrdma-lab/bin/pvrdma-lab";
 
 fn write(path: &Path, text: &str) -> Result<()> {
     let parent = path.parent().context("a path without a directory")?;
@@ -64,12 +66,17 @@ pub(super) fn ensure_status(output: &Output, status: u8) -> Result<()> {
     Ok(())
 }
 
-/// Runs the last script of the document's workflow, with the document's test.
+/// Runs the last script of the action, with the inputs of the document's workflow and the document's test.
 fn last_step(image: &GuestImage) -> Result<String> {
     let folder = callers_folder()?;
     write_test(folder.path())?;
-    let step = steps(&workflow()?).pop().context("the workflow has no step")?;
-    let output = bash(image, folder.path(), &step.script)?;
+    let step = steps_of_action(&[])?.pop().context("the action has no step")?;
+    let mut script = format!("export RUNNER_TEMP=$PWD/{RUNNER_TEMP}\n");
+    for (name, value) in &step.environment {
+        script.push_str(&format!("export {name}='{value}'\n"));
+    }
+    script.push_str(&step.script.context("the action's last step calls another one")?);
+    let output = bash(image, folder.path(), &script)?;
     ensure_status(&output, 0)?;
     let text = said(&output);
     ensure_played(folder.path(), &text)?;
@@ -174,7 +181,7 @@ fn failures(image: &GuestImage) -> Result<String> {
         ("run --folder nowhere -- true", LAB_FAILED, "nowhere"),
         ("run --env NOT_SET_ANYWHERE -- true", LAB_FAILED, "not set here"),
         ("run --suite /usr/bin", LAB_FAILED, "guests see only"),
-        ("run --rootfs pvrdma/target/release/pvrdma-lab -- true", LAB_FAILED, "the archive is truncated"),
+        ("run --rootfs runner/pvrdma-lab/bin/pvrdma-lab -- true", LAB_FAILED, "the archive is truncated"),
     ] {
         let output = bash(image, folder.path(), &format!("{LAB} {arguments}"))?;
         ensure_status(&output, status)?;

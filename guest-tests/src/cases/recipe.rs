@@ -22,6 +22,11 @@ pub(super) fn workflow() -> Result<String> {
     Ok(workflow.to_owned())
 }
 
+/// Returns the action that the workflow uses.
+pub(super) fn action() -> Result<String> {
+    read("action.yml")
+}
+
 fn read(document: &str) -> Result<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(document);
     fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))

@@ -1,23 +1,47 @@
-//! Runs the workflow of a document as a CI runner does: its scripts run one after the other, in a Debian without
-//! further packages or build results.
+//! Builds the lab's part of a release, and runs the workflow of the document with it as a CI runner does: in a Debian
+//! with curl and nothing else, without a network, a compiler or build results.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
 use super::case::{Case, skip};
-use super::lab;
-use super::recipe::workflow;
+use super::lab::{self, RUNNER_TEMP};
+use super::recipe::{action, workflow};
+use crate::daemon::workspace_manifest;
 use crate::image::{GuestImage, HostRoot};
-use crate::workflow::{Step, environment, steps};
+use crate::workflow::{Step, Values, defaults, evaluate, steps};
 
 /// The only test.
 pub(crate) fn cases() -> Vec<Case> {
-    const WHEN: &str = "installs and builds all that a runner needs; runs when asked for: --only slow/workflow";
+    const WHEN: &str = "builds static release programs; runs when asked for: --only slow/workflow";
     vec![Case::alone("slow/workflow", run).slow(WHEN)]
+}
+
+/// Returns the steps that the document's workflow runs in the action of this repository, each with its script and the
+/// variables of that script.
+pub(super) fn steps_of_action(inputs: &[(&str, &str)]) -> Result<Vec<Step>> {
+    let call = steps(&workflow()?)?.into_iter().find(|step| !step.inputs.is_empty() && is_ours(step));
+    let call = call.context("the workflow does not use the action")?;
+    let action = action()?;
+    let mut values: Values = defaults(&action)?;
+    for name in call.inputs.keys() {
+        ensure!(values.contains_key(name), "the action has no input {name}");
+    }
+    values.extend(call.inputs);
+    values.extend(inputs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+    let mut steps = steps(&action)?;
+    for value in steps.iter_mut().flat_map(|step| step.environment.values_mut()) {
+        *value = evaluate(value, &values);
+    }
+    Ok(steps)
+}
+
+fn is_ours(step: &Step) -> bool {
+    step.action.as_ref().is_some_and(|action| !action.starts_with("actions/"))
 }
 
 fn run(image: &GuestImage) -> Result<String> {
@@ -25,85 +49,100 @@ fn run(image: &GuestImage) -> Result<String> {
         return Err(skip("a root directory of its own needs root"));
     }
     let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
-    let root = HostRoot::clean(image, directory.path().join("root"))?;
-    let folder = root.path(FOLDER);
-    check_out(&folder.join("pvrdma"))?;
+    let root = HostRoot::build(image, "runner", &["curl"])?;
+    let release = directory.path().join("release");
+    let started = Instant::now();
+    build(image, &release)?;
+    let mut report = vec![format!("release {} s", started.elapsed().as_secs())];
+    ensure_listed(&release, directory.path())?;
+    let folder = directory.path().join("work");
+    fs::create_dir_all(folder.join(RUNNER_TEMP)).context("cannot create a directory")?;
     lab::write_test(&folder)?;
-    copy_ca_certificates(&root)?;
-    let text = workflow()?;
-    let variables: Vec<_> = environment(&text).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
-    let (mut said, mut report) = (String::new(), Vec::new());
-    for step in steps(&text) {
+    let place = |path: &Path| -> Result<String> {
+        let inside = path.strip_prefix(directory.path())?;
+        Ok(format!("/mnt/{}", inside.display()))
+    };
+    let mut said = String::new();
+    for step in steps_of_action(&[("release", &format!("file://{}", place(&release)?))])? {
         let started = Instant::now();
-        said = in_container(&root, &variables, &step)?;
-        report.push(format!("{} {} s", step.name.unwrap_or_default(), started.elapsed().as_secs()));
+        said = in_container(&root, directory.path(), &place(&folder)?, &step)?;
+        report.push(format!("{} {} s", step.name, started.elapsed().as_secs()));
     }
     lab::ensure_played(&folder, &said)?;
     ensure!(folder.join("rdma-logs/vm1.dmesg").exists(), "no logs to upload: {said}");
     Ok(format!("{}; {}", report.join(", "), lab::up_after(&said)))
 }
 
-/// Path of the sources on a runner, below the root directory.
-const FOLDER: &str = "__w/test/test";
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-/// Copies the current files of this repository, as `actions/checkout` does.
-fn check_out(to: &Path) -> Result<()> {
-    fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
-    let script =
-        "git ls-files -z --cached --others --exclude-standard | tar -c --null --files-from - | tar -x -C \"$0\"";
-    let copied =
-        Command::new("bash").args(["-euo", "pipefail", "-c", script]).arg(to).current_dir(repository()).output();
-    let copied = copied.context("cannot run bash")?;
-    ensure!(copied.status.success(), "git and tar: {}", String::from_utf8_lossy(&copied.stderr));
+/// Builds the lab's files of a release into a folder.
+fn build(image: &GuestImage, release: &Path) -> Result<()> {
+    let manifest = workspace_manifest().context("the workspace this program was built from is gone")?;
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let target = own.ancestors().nth(2).context("this program lies in no target directory")?;
+    let tools = Command::new("cargo").args(["auditable", "--version"]).stdin(Stdio::null()).output();
+    if !tools.is_ok_and(|output| output.status.success()) {
+        return Err(skip("there is no cargo-auditable: .ci/release installs it"));
+    }
+    let output = Command::new(manifest.with_file_name("pvrdmad/packaging/build"))
+        .arg(release)
+        .env("PARTS", "lab")
+        .env("CARGO_TARGET_DIR", target)
+        .env("PVRDMA_BED_DIR", image.directory())
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot run the build")?;
+    ensure!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
 
-/// Copies this machine's CA certificates, because its network access may go through a proxy with a certificate of its
-/// own.
-fn copy_ca_certificates(root: &HostRoot) -> Result<()> {
-    const CERTIFICATES: &str = "usr/local/share/ca-certificates";
-    let own = Path::new("/").join(CERTIFICATES);
-    if own.exists() {
-        let parent = root.path(CERTIFICATES).parent().context("a path without a directory")?.to_owned();
-        fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
-        let copied = Command::new("cp").arg("-rL").arg(&own).arg(&parent).status();
-        ensure!(copied.is_ok_and(|status| status.success()), "cannot copy {}", own.display());
+/// Checks the list of packages in the archive: each has a source and a copyright file, and the kernel and QEMU are
+/// listed.
+fn ensure_listed(release: &Path, directory: &Path) -> Result<()> {
+    let archive = release.join(format!("pvrdma-lab-{}.tar.gz", std::env::consts::ARCH));
+    let to = directory.join("listed");
+    fs::create_dir_all(&to).context("cannot create a directory")?;
+    let mut tar = Command::new("tar");
+    tar.arg("-xzf").arg(&archive).arg("-C").arg(&to);
+    tar.args(["pvrdma-lab/bed/contents.json", "pvrdma-lab/bed/copyright"]);
+    ensure!(tar.status().is_ok_and(|status| status.success()), "cannot unpack {}", archive.display());
+    let bed = to.join("pvrdma-lab/bed");
+    let list: serde_json::Value = serde_json::from_slice(&fs::read(bed.join("contents.json"))?)?;
+    let packages = list.as_array().context("no list")?;
+    let text = |package: &serde_json::Value, key: &str| package[key].as_str().unwrap_or_default().to_owned();
+    for package in packages {
+        ensure!(text(package, "source_url").starts_with("https://snapshot.debian.org/package/"), "{package}");
+        ensure!(bed.join(text(package, "copyright")).is_file(), "no copyright file: {package}");
+    }
+    for source in ["linux", "qemu", "busybox", "rdma-core", "glibc", "seabios"] {
+        ensure!(packages.iter().any(|package| text(package, "source").starts_with(source)), "{source} is not listed");
     }
     Ok(())
 }
 
-/// Runs a step as a runner does in a privileged container. Returns its output.
-fn in_container(root: &HostRoot, variables: &[String], step: &Step) -> Result<String> {
+/// Runs a step as a runner does, without a network. Returns its output.
+fn in_container(root: &HostRoot, directory: &Path, folder: &str, step: &Step) -> Result<String> {
+    let script = step.script.as_ref().context("the action calls another one")?;
     let output = Command::new("unshare")
-        .args(["--mount", "--pid", "--fork", "--kill-child", "bash", "-euc", PLACE])
-        .args([root.path(""), FOLDER.into(), (&step.script).into()])
-        .args(variables)
+        .args(["--mount", "--net", "--pid", "--fork", "--kill-child", "bash", "-euc", PLACE])
+        .args([root.path("").as_os_str(), directory.as_os_str(), folder.as_ref(), script.as_ref()])
+        .args(step.environment.iter().map(|(name, value)| format!("{name}={value}")))
         .stdin(Stdio::null())
         .output()
         .context("cannot run unshare")?;
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     let end = said.char_indices().rev().nth(4000).map_or(0, |(at, _)| at);
-    ensure!(
-        output.status.success(),
-        "{}: {}: {}",
-        step.name.as_deref().unwrap_or("a step"),
-        output.status,
-        &said[end..]
-    );
+    ensure!(output.status.success(), "{}: {}: {}", step.name, output.status, &said[end..]);
     Ok(said)
 }
 
-/// Enters the root directory with an empty environment.
+/// Enters the root directory with an empty environment, and with the files of the test at `/mnt`.
 const PLACE: &str = r#"
-root=${0%/} folder=$1 script=$2
-shift 2
+root=${0%/} directory=$1 folder=$2 script=$3
+shift 3
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount --rbind /sys "$root/sys"
-exec chroot "$root" env -i --chdir="/$folder" "$@" HOME=/root CI=true \
-    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin sh -ec "$script"
+mount -t tmpfs tmpfs "$root/tmp"
+mount --bind "$directory" "$root/mnt"
+exec chroot "$root" env -i --chdir="$folder" "$@" HOME=/root CI=true RUNNER_TEMP="$folder/runner" \
+    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin bash -e -o pipefail -c "$script"
 "#;

@@ -28,7 +28,13 @@ pub(super) fn check(document: &Document) -> Result<Vec<String>> {
         match block.language.as_str() {
             "sh" | "bash" | "console" | "yaml" => {
                 let script = match block.language.as_str() {
-                    "yaml" => workflow::steps(&block.text).into_iter().map(|step| step.script).collect(),
+                    "yaml" => match workflow::steps(&block.text) {
+                        Ok(steps) => steps.iter().filter_map(script).map(|script| format!("{script}\n")).collect(),
+                        Err(error) => {
+                            problem(format!("{error:#}"));
+                            continue;
+                        }
+                    },
                     _ => shell::without_prompts(&block.text),
                 };
                 if let Some(error) = bash_refuses(&script)? {
@@ -54,6 +60,11 @@ pub(super) fn check(document: &Document) -> Result<Vec<String>> {
         problems.extend(devices.strangers(&command).into_iter().map(|what| format!("{place}: {what}")));
     }
     Ok(problems)
+}
+
+/// Returns the script of a step: its own, or the one that it passes to the action of this repository.
+fn script(step: &workflow::Step) -> Option<&String> {
+    step.script.as_ref().or_else(|| step.inputs.get("run"))
 }
 
 /// Returns bash's error for a script, which it only parses.

@@ -107,7 +107,10 @@ fn wrong_steps_of_workflows_are_found() {
     assert_eq!(seeded(&steps("out/pvrdma-lab run --vms 3 -- make check")), Vec::<String>::new());
     assert_problem(&steps("out/pvrdma-lab run --vm 3 -- make check"), "--vm");
     assert_problem(&steps("echo 'never closed"), "unexpected EOF");
-    assert_problem("```yaml\n- run: pvrdma-lab bedd\n```\n", "bedd");
+    let of_a_job = |step: &str| format!("```yaml\njobs: {{a: {{steps: [{step}]}}}}\n```\n");
+    assert_problem(&of_a_job("{run: pvrdma-lab bedd}"), "bedd");
+    assert_problem(&of_a_job("{uses: x, with: {run: pvrdma-lab bedd}}"), "bedd");
+    assert_problem(&of_a_job("["), "YAML");
     assert_problem("```sh\ncargo run --release -p pvrdma-lab -- run\n```\n", "COMMAND");
 }
 

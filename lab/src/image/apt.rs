@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use super::deb822::paragraphs;
+
 /// Returns the URL of the Debian mirror of this machine, or the one in `PVRDMA_BED_MIRROR`.
 pub(crate) fn mirror() -> Result<String> {
     if let Ok(named) = std::env::var("PVRDMA_BED_MIRROR") {
@@ -64,25 +66,8 @@ fn source_files(directory: &Path) -> Result<Vec<PathBuf>> {
 
 fn parse_deb822(text: &str) -> Vec<Source> {
     let mut sources = Vec::new();
-    let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
-    for paragraph in lines.split(|line| line.trim().is_empty()) {
-        let field = |name: &str| -> Vec<String> {
-            let mut words = Vec::new();
-            let mut inside = false;
-            for line in paragraph {
-                if line.starts_with([' ', '\t']) {
-                    if inside {
-                        words.extend(line.split_whitespace().map(str::to_owned));
-                    }
-                } else if let Some((key, value)) = line.split_once(':') {
-                    inside = key.eq_ignore_ascii_case(name);
-                    if inside {
-                        words.extend(value.split_whitespace().map(str::to_owned));
-                    }
-                }
-            }
-            words
-        };
+    for paragraph in paragraphs(text) {
+        let field = |name| paragraph.words(name).into_iter().map(str::to_owned).collect::<Vec<_>>();
         let enabled = field("Enabled").first().is_none_or(|word| word != "no");
         if !enabled || !field("Types").iter().any(|word| word == "deb") {
             continue;

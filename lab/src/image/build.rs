@@ -20,7 +20,7 @@ impl GuestImage {
         steps.run("tools", &roots::TOOLS.join(" "), roots::install_tools)?;
         steps.run("base system", &roots::base_key()?, |log| roots::base(&image, log))?;
         steps.run("builder system", &roots::BUILDER_PACKAGES.join(" "), |log| roots::builder(&image, log))?;
-        steps.run("kernel", "1", |log| kernel::fetch(&image, log))?;
+        steps.run("kernel", kernel::KEY, |log| kernel::fetch(&image, log))?;
         steps.run("vmw_pvrdma driver", kernel::DRIVER_KEY, |log| kernel::build_driver(&image, log))?;
         steps.run("guest system", &roots::GUEST_PACKAGES.join(" "), |log| roots::guest(&image, log))?;
         steps.run("guest modules", &modules::key(), |log| modules::install(&image, log))?;

@@ -7,6 +7,8 @@ use anyhow::{Context, Result, ensure};
 
 use super::disk::Disk;
 
+/// Folder of libraries in a Debian system.
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 /// Marker file in a folder that is a copy.
 const PACKED: &str = "packed";
 
@@ -30,7 +32,8 @@ impl GuestImage {
         disk.link("/dev/vda", &format!("{to}/guest.ext4"))
     }
 
-    /// Copies all files that boot guests into a folder that does not exist yet. The copy can be used at any path.
+    /// Copies all files that boot guests into a folder that does not exist yet, with a list of the packages that they
+    /// are from. The copy can be used at any path.
     pub fn copy_to(&self, folder: &Path) -> Result<()> {
         ensure!(!folder.exists(), "{} is there already", folder.display());
         let mut parts = self.parts()?;
@@ -42,6 +45,7 @@ impl GuestImage {
             let copied = Command::new("cp").args(["-rL", "--sparse=always"]).arg(&from).arg(&to).status();
             ensure!(copied.is_ok_and(|status| status.success()), "cannot copy {} to {}", from.display(), to.display());
         }
+        self.write_contents(folder)?;
         std::fs::write(folder.join(PACKED), "").context("cannot mark the copy")
     }
 
@@ -52,18 +56,23 @@ impl GuestImage {
 
     /// Returns the files and folders that boot guests, except their disk, each with its place in an image directory.
     fn parts(&self) -> Result<Vec<(PathBuf, PathBuf)>> {
-        let own = [self.kernel(), self.initramfs()];
-        let qemu = ["usr/bin/qemu-system-x86_64", "usr/share/qemu", "usr/share/seabios"];
-        let paths = own.into_iter().chain(qemu.map(|path| self.builder_root().join(path)));
         let mut parts = Vec::new();
-        for path in paths {
+        for path in [self.kernel(), self.initramfs()] {
             let at = path.strip_prefix(&self.dir)?.to_owned();
             parts.push((path, at));
         }
+        for path in self.builder_parts()? {
+            parts.push((self.builder_root().join(&path), Path::new("builder").join(path)));
+        }
+        Ok(parts)
+    }
+
+    /// Returns the parts of QEMU as paths in the builder system.
+    pub(super) fn builder_parts(&self) -> Result<Vec<PathBuf>> {
+        let mut parts =
+            ["usr/bin/qemu-system-x86_64", "usr/share/qemu", "usr/share/seabios"].map(PathBuf::from).to_vec();
         for library in self.libraries("usr/bin/qemu-system-x86_64")? {
-            let name = library.file_name().context("a library without a name")?;
-            let at = Path::new("builder/usr/lib/x86_64-linux-gnu").join(name);
-            parts.push((library, at));
+            parts.push(Path::new(LIBRARIES).join(library.file_name().context("a library without a name")?));
         }
         Ok(parts)
     }
@@ -175,9 +184,17 @@ impl GuestImage {
     }
 }
 
+/// Returns the directory of the image: the one in `PVRDMA_BED_DIR`, a copy that was unpacked together with this program,
+/// or the user's own.
 pub(super) fn cache_directory() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("PVRDMA_BED_DIR") {
         return std::path::absolute(dir).context("PVRDMA_BED_DIR is not a usable path");
+    }
+    let own = std::env::current_exe().context("cannot find this program")?;
+    if let Some(unpacked) = own.ancestors().nth(2).map(|folder| folder.join("bed"))
+        && unpacked.join(PACKED).exists()
+    {
+        return Ok(unpacked);
     }
     let cache = match std::env::var_os("XDG_CACHE_HOME") {
         Some(dir) if !dir.is_empty() => PathBuf::from(dir),
@@ -191,7 +208,7 @@ pub(super) fn cache_directory() -> Result<PathBuf> {
 
 /// Returns the command line of a program in another Debian root, run with that system's own loader and libraries.
 pub(super) fn host_command(root: &Path, program: &str) -> Vec<String> {
-    let libraries = root.join("usr/lib/x86_64-linux-gnu");
+    let libraries = root.join(LIBRARIES);
     let (loader, program) = (libraries.join("ld-linux-x86-64.so.2"), root.join(program));
     [&loader, Path::new("--library-path"), &libraries, &program]
         .map(|word| word.to_string_lossy().into_owned())

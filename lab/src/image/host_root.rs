@@ -27,13 +27,6 @@ impl HostRoot {
         Ok(built)
     }
 
-    /// Creates one at this path for a single use, without additional packages.
-    pub fn clean(image: &GuestImage, root: PathBuf) -> Result<Self> {
-        let log = StepLog::new(root.with_extension("log"))?;
-        copy_tree(&log, &image.base_root(), &root)?;
-        Ok(Self { root })
-    }
-
     fn make(&self, image: &GuestImage, packages: &str, log: &StepLog) -> Result<()> {
         copy_tree(log, &image.base_root(), &self.root)?;
         log.shell_in(&self.root, &format!("apt-get update -q; apt-get install -y -q {packages}; apt-get clean"))

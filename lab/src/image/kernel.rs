@@ -6,6 +6,8 @@ use super::guest_image::GuestImage;
 use super::log_command::StepLog;
 use super::roots::remove_tree;
 
+/// Dependencies of the kernel step besides the steps before it.
+pub(crate) const KEY: &str = FETCH_SCRIPT;
 /// Dependencies of the driver step besides the steps before it.
 pub(crate) const DRIVER_KEY: &str = DRIVER_SCRIPT;
 
@@ -13,15 +15,7 @@ pub(crate) const DRIVER_KEY: &str = DRIVER_SCRIPT;
 pub(crate) fn fetch(image: &GuestImage, log: &StepLog) -> Result<()> {
     let release = image.kernel_release()?;
     let root = image.builder_root();
-    log.shell_in(
-        &root,
-        &format!(
-            "rm -rf /bed && mkdir /bed && cd /bed\n\
-             apt-get download -q linux-image-{release} busybox-static\n\
-             for package in *.deb; do dpkg-deb -x $package image; done\n\
-             rm *.deb"
-        ),
-    )?;
+    log.shell_in(&root, &format!("release={release}\n{FETCH_SCRIPT}"))?;
     let tree = image.kernel_tree();
     remove_tree(&tree)?;
     std::fs::rename(root.join("bed/image"), &tree).context("cannot move the unpacked kernel")?;
@@ -37,6 +31,19 @@ pub(crate) fn build_driver(image: &GuestImage, log: &StepLog) -> Result<()> {
     std::fs::copy(root.join("bed/vmw_pvrdma.ko"), image.driver()).context("cannot copy the driver module")?;
     Ok(())
 }
+
+/// The control files go where a package manager has those of installed packages.
+const FETCH_SCRIPT: &str = "\
+rm -rf /bed && mkdir /bed && cd /bed
+apt-get download -q linux-image-$release busybox-static
+mkdir -p image/var/lib/dpkg
+for package in *.deb; do
+    dpkg-deb -x $package image
+    dpkg-deb -f $package >>image/var/lib/dpkg/status
+    echo >>image/var/lib/dpkg/status
+done
+rm *.deb
+";
 
 const DRIVER_SCRIPT: &str = "\
 rm -rf /bed/driver && mkdir -p /bed/driver && cd /bed/driver

@@ -4,6 +4,8 @@
 mod applications_disk;
 mod apt;
 mod build;
+mod contents;
+mod deb822;
 mod disk;
 mod guest_image;
 mod guest_system;

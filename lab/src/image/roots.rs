@@ -180,8 +180,10 @@ fn is_installed(program: &str) -> bool {
         .any(|directory| directory.join(program).exists())
 }
 
-/// dpkg settings. The image can be rebuilt, so fsync is switched off; manuals are left out because they are not used.
-pub(super) const DPKG_CONFIG: &str = "force-unsafe-io\npath-exclude=/usr/share/doc/*\npath-exclude=/usr/share/man/*\n\
+/// dpkg settings. The image can be rebuilt, so fsync is switched off. Manuals are left out because they are not used;
+/// copyright files are kept for those who redistribute the image.
+pub(super) const DPKG_CONFIG: &str = "force-unsafe-io\npath-exclude=/usr/share/doc/*\n\
+                           path-include=/usr/share/doc/*/copyright\npath-exclude=/usr/share/man/*\n\
                            path-exclude=/usr/share/locale/*\n";
 
 pub(super) const APT_CONFIG: &str = "APT::Install-Recommends \"false\";\nAPT::Sandbox::User \"root\";\nAcquire::Languages \"none\";\n\
