@@ -19,12 +19,13 @@ use pvrdma_vfio_user_server::{
 
 use super::hand_over::{Arrivals, GivenFunction};
 use super::network_function::NetworkFunction;
+use super::reporter::{DeviceLinks, Reporter};
 use super::{Host, recovery};
 use crate::config::{Device, LinkState};
 use crate::doorbells::{DoorbellSetup, Doorbells, ServedFile};
 use crate::failures::FailureCounts;
 use crate::protocol::Carrier;
-use crate::status::{DeviceLinks, FormerCounts, Reporter};
+use crate::status::FormerCounts;
 
 /// A served device. Dropping it disconnects its client.
 pub(super) struct ServedDevice {

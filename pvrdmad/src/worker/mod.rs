@@ -4,6 +4,7 @@
 //! A [`Worker`] is an object that answers [`Request`]s. In a daemon with `isolate=network`, it has a process to itself
 //! ([`process`]), which opens nothing: sockets arrive with the requests, and its [`Host`] does the rest.
 
+mod capture;
 mod device;
 mod hand_over;
 mod host;
@@ -11,6 +12,7 @@ mod links;
 mod network_function;
 pub mod process;
 mod recovery;
+mod reporter;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -36,13 +38,14 @@ use pvrdma_vfio_user_server::sigbus;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use self::capture::Streams;
 use self::device::{Place, ServedDevice};
 use self::hand_over::{Arrivals, Expected};
 use self::host::AddressesOfHost;
 pub use self::host::Host;
 use self::links::Ether;
 use self::network_function::NetworkFunction;
-use crate::capture::stream::{self, Streams};
+use self::reporter::Reporter;
 use crate::config::{BackendSpec, Device, LinkState, Network, change_share, share_words};
 use crate::doorbells::ServedFile;
 use crate::failures::{FailureCounts, FailureLog, Failures};
@@ -50,7 +53,7 @@ use crate::fault_point;
 use crate::logging;
 use crate::protocol::{Carrier, NetworkSetup, Reply, Request};
 use crate::sandbox;
-use crate::status::{Catalogue, Reporter, WorkerStatus};
+use crate::status::{Catalogue, WorkerStatus};
 
 /// Maximum number of removed devices with client threads that may still be running. Each keeps the resources of its
 /// device. While the limit is reached, no further device is accepted.
@@ -480,7 +483,7 @@ impl Worker {
             bail!("captures are switched off (captures=off)");
         }
         let Ok([to]) = <[OwnedFd; 1]>::try_from(fds) else { bail!("a capture needs one connection to go to") };
-        let config = stream::config(snaplen).map_err(anyhow::Error::msg)?;
+        let config = capture::config(snaplen).map_err(anyhow::Error::msg)?;
         let Adapter::Rxe(rxe) = &self.adapter else {
             bail!("the host's adapter moves the packets: capture there");
         };

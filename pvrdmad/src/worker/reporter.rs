@@ -15,19 +15,17 @@ use pvrdma_vfio_user_server::{ConnectionStats, IrqTable, pin_advice};
 use pvrdma_vmxnet3::Vmxnet3Device;
 use serde_json::{Map, Value};
 
-use super::catalogue::{Catalogue, describe_counters};
-use super::former::FormerCounts;
-use super::report::{
-    AddressReport, CaptureReport, ClientReport, DeviceReport, FlowReport, LinkReport, MemoryReport, NetworkReport,
-    NicReport, ShareReport, by_name, port_word,
-};
 use crate::config::{Device, LinkState, SocketPlace};
 use crate::doorbells::Doorbells;
 use crate::failures::FailureCounts;
 use crate::protocol::Carrier;
+use crate::status::{
+    AddressReport, CaptureReport, Catalogue, ClientReport, DeviceReport, FlowReport, FormerCounts, LinkReport,
+    MemoryReport, NetworkReport, NicReport, ShareReport, by_name, describe_counters, port_word,
+};
 
 /// A device with any backend.
-pub(crate) trait AnyDevice: PciFunction {
+pub(super) trait AnyDevice: PciFunction {
     fn device_status(&self) -> DeviceStatus;
 
     /// Sets its link up or down.
@@ -98,12 +96,12 @@ fn client(stats: &ConnectionStats) -> ClientReport {
 }
 
 /// Sources of reports about a network function.
-pub(crate) struct NicReporter {
-    pub(crate) device: Arc<Vmxnet3Device>,
-    pub(crate) irqs: Arc<IrqTable>,
-    pub(crate) stats: Arc<ConnectionStats>,
+pub(super) struct NicReporter {
+    pub(super) device: Arc<Vmxnet3Device>,
+    pub(super) irqs: Arc<IrqTable>,
+    pub(super) stats: Arc<ConnectionStats>,
     /// Counts of former processes.
-    pub(crate) former: FormerCounts,
+    pub(super) former: FormerCounts,
 }
 
 impl NicReporter {
@@ -114,7 +112,7 @@ impl NicReporter {
     }
 
     /// Returns its counts for the next process.
-    pub(crate) fn counts(&self) -> FormerCounts {
+    pub(super) fn counts(&self) -> FormerCounts {
         FormerCounts::of(&self.counters(), &[], &[])
     }
 
@@ -133,48 +131,48 @@ impl NicReporter {
 }
 
 /// Sources of reports about a device.
-pub(crate) struct Reporter {
-    pub(crate) device: Device,
-    pub(crate) function: Arc<dyn AnyDevice>,
+pub(super) struct Reporter {
+    pub(super) device: Device,
+    pub(super) function: Arc<dyn AnyDevice>,
     /// Links of its functions.
-    pub(crate) links: Arc<DeviceLinks>,
-    pub(crate) memory: Arc<DmaSpace>,
-    pub(crate) irqs: Arc<IrqTable>,
-    pub(crate) stats: Arc<ConnectionStats>,
+    pub(super) links: Arc<DeviceLinks>,
+    pub(super) memory: Arc<DmaSpace>,
+    pub(super) irqs: Arc<IrqTable>,
+    pub(super) stats: Arc<ConnectionStats>,
     /// Name of the network.
-    pub(crate) network: String,
+    pub(super) network: String,
     /// Longest IP packet of the network, in bytes.
-    pub(crate) mtu: u32,
+    pub(super) mtu: u32,
     /// Its share and its use of it.
-    pub(crate) share: Option<DeviceShare>,
+    pub(super) share: Option<DeviceShare>,
     /// Its faults on request.
-    pub(crate) faults: Option<DeviceFaults>,
+    pub(super) faults: Option<DeviceFaults>,
     /// Its traffic counters.
-    pub(crate) flows: Option<DeviceFlows>,
+    pub(super) flows: Option<DeviceFlows>,
     /// Numbers of its failed queue pairs.
-    pub(crate) failed: Option<Arc<FailureCounts>>,
+    pub(super) failed: Option<Arc<FailureCounts>>,
     /// The device's port at the uplink, if there is one.
-    pub(crate) port: Option<Uplink>,
+    pub(super) port: Option<Uplink>,
     /// The link to its network function, if QEMU emulates that.
-    pub(crate) nic_link: Option<Arc<dyn Link>>,
+    pub(super) nic_link: Option<Arc<dyn Link>>,
     /// The software adapter, if it is used. It can capture the device's traffic.
-    pub(crate) rxe: Option<Rxe>,
+    pub(super) rxe: Option<Rxe>,
     /// The network function beside it, if this daemon emulates it.
-    pub(crate) nic: Option<NicReporter>,
+    pub(super) nic: Option<NicReporter>,
     /// Its doorbell pages.
-    pub(crate) doorbells: Doorbells,
+    pub(super) doorbells: Doorbells,
     /// Counts of former processes.
-    pub(crate) former: FormerCounts,
+    pub(super) former: FormerCounts,
 }
 
 /// Links of a device's functions, and the reasons that keep them down.
-pub(crate) struct DeviceLinks {
-    pub(crate) function: Arc<dyn AnyDevice>,
-    pub(crate) nic: Option<Arc<Vmxnet3Device>>,
+pub(super) struct DeviceLinks {
+    pub(super) function: Arc<dyn AnyDevice>,
+    pub(super) nic: Option<Arc<Vmxnet3Device>>,
     /// The administrator has set them down.
-    pub(crate) is_down: AtomicBool,
+    pub(super) is_down: AtomicBool,
     /// A fault on request keeps them down.
-    pub(crate) is_faulty: AtomicBool,
+    pub(super) is_faulty: AtomicBool,
 }
 
 impl DeviceLinks {
@@ -183,7 +181,7 @@ impl DeviceLinks {
     ///
     /// # Errors
     /// The link belongs to an adapter that other devices use as well.
-    pub(crate) fn set(&self, carrier: Carrier) -> Result<(), VerbsError> {
+    pub(super) fn set(&self, carrier: Carrier) -> Result<(), VerbsError> {
         let held = [&self.is_down, &self.is_faulty].iter().any(|held| held.load(Ordering::Relaxed));
         let up = !held && carrier.state == LinkState::Up;
         self.function.set_uplink_mtu(carrier.mtu);
@@ -195,7 +193,7 @@ impl DeviceLinks {
     }
 
     /// Keeps the links down for a fault, or ends that. The caller holds the lock of `carrier`.
-    pub(crate) fn hold_for_fault(&self, held: bool, carrier: Carrier) {
+    pub(super) fn hold_for_fault(&self, held: bool, carrier: Carrier) {
         self.is_faulty.store(held, Ordering::Relaxed);
         // Only the host's adapter refuses, and that has no faults on request.
         let _ = self.set(carrier);
@@ -203,7 +201,7 @@ impl DeviceLinks {
 }
 
 impl Reporter {
-    pub(crate) fn report(&self) -> DeviceReport {
+    pub(super) fn report(&self) -> DeviceReport {
         let (status, port) = self.status();
         let rules = &self.device.config.rules;
         DeviceReport {
@@ -258,13 +256,13 @@ impl Reporter {
     }
 
     /// Returns its counts for the next process.
-    pub(crate) fn counts(&self) -> FormerCounts {
+    pub(super) fn counts(&self) -> FormerCounts {
         let (status, port) = self.status();
         FormerCounts::of(&status.counters, &status.adapter, &port)
     }
 
     /// Adds descriptions of the counters in the report.
-    pub(crate) fn describe(&self, known: &mut Catalogue) {
+    pub(super) fn describe(&self, known: &mut Catalogue) {
         let status = self.function.device_status();
         let (irqs, stats) = (self.irqs.counters.list(), self.stats.counters.list());
         let own = [status.counters, status.adapter, irqs, stats, self.doorbells.counters()].concat();
