@@ -1,20 +1,20 @@
 //! Makes the report of a device from the device itself.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pvrdma_base::Counter;
-use pvrdma_dev::{DeviceStatus, LimitError, LimitStatus, ObjectKind, PvrdmaDevice};
+use pvrdma_dev::DeviceStatus;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_link::Link;
-use pvrdma_pci_function::PciFunction;
-use pvrdma_rxe::{DeviceFlows, DeviceShare, Rxe, Uplink, capture::CaptureCounts, faults::DeviceFaults};
-use pvrdma_verbs::{Backend, VerbsError};
+use pvrdma_rxe::{DeviceFlows, DeviceShare, Uplink, capture::CaptureCounts, faults::DeviceFaults};
+use pvrdma_verbs::VerbsError;
 use pvrdma_vfio_user_server::{ConnectionStats, IrqTable, pin_advice};
 use pvrdma_vmxnet3::Vmxnet3Device;
 use serde_json::{Map, Value};
 
+use super::any_device::AnyDevice;
+use super::backend::Adapter;
 use crate::config::{Device, LinkState, SocketPlace};
 use crate::doorbells::Doorbells;
 use crate::failures::FailureCounts;
@@ -23,72 +23,6 @@ use crate::status::{
     AddressReport, CaptureReport, Catalogue, ClientReport, DeviceReport, FlowReport, FormerCounts, LinkReport,
     MemoryReport, NetworkReport, NicReport, ShareReport, by_name, describe_counters, port_word,
 };
-
-/// A device with any backend.
-pub(super) trait AnyDevice: PciFunction {
-    fn device_status(&self) -> DeviceStatus;
-
-    /// Sets its link up or down.
-    ///
-    /// # Errors
-    /// The link belongs to an adapter that other devices use as well.
-    fn set_link(&self, up: bool) -> Result<bool, VerbsError>;
-
-    /// Sets the MTU of the route to other hosts, in bytes. `None` restores the configured MTU.
-    fn set_uplink_mtu(&self, bytes: Option<u32>);
-
-    /// Informs the driver that its adapter has changed the GID table.
-    fn gid_table_changed(&self);
-
-    /// Makes the device fail: all objects are lost, and the driver is told.
-    fn fail(&self);
-
-    /// Sets limits.
-    ///
-    /// # Errors
-    /// There is no such limit, or the value is out of range.
-    fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), LimitError>;
-
-    /// Returns its limits.
-    fn limits(&self) -> Vec<LimitStatus>;
-
-    /// Returns its objects of a kind as data.
-    fn device_objects(&self, kind: ObjectKind) -> Value;
-}
-
-impl<B: Backend + 'static> AnyDevice for PvrdmaDevice<B> {
-    fn device_status(&self) -> DeviceStatus {
-        self.status()
-    }
-
-    fn set_link(&self, up: bool) -> Result<bool, VerbsError> {
-        Self::set_link(self, up)
-    }
-
-    fn set_uplink_mtu(&self, bytes: Option<u32>) {
-        Self::set_uplink_mtu(self, bytes);
-    }
-
-    fn gid_table_changed(&self) {
-        Self::gid_table_changed(self);
-    }
-
-    fn fail(&self) {
-        Self::fail(self);
-    }
-
-    fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), LimitError> {
-        Self::set_limits(self, values)
-    }
-
-    fn limits(&self) -> Vec<LimitStatus> {
-        Self::limits(self)
-    }
-
-    fn device_objects(&self, kind: ObjectKind) -> Value {
-        self.inspect_objects(kind)
-    }
-}
 
 /// Reports the client of a socket.
 fn client(stats: &ConnectionStats) -> ClientReport {
@@ -155,8 +89,8 @@ pub(super) struct Reporter {
     pub(super) port: Option<Uplink>,
     /// The link to its network function, if QEMU emulates that.
     pub(super) nic_link: Option<Arc<dyn Link>>,
-    /// The software adapter, if it is used. It can capture the device's traffic.
-    pub(super) rxe: Option<Rxe>,
+    /// The adapter of its network.
+    pub(super) adapter: Arc<dyn Adapter>,
     /// The network function beside it, if this daemon emulates it.
     pub(super) nic: Option<NicReporter>,
     /// Its doorbell pages.
@@ -281,8 +215,7 @@ impl Reporter {
     }
 
     fn capture_report(&self) -> CaptureReport {
-        let CaptureCounts { active, captured, dropped } =
-            self.rxe.as_ref().map_or_else(CaptureCounts::default, |rxe| rxe.capture_counts(self.device.config.mac));
+        let CaptureCounts { active, captured, dropped } = self.adapter.capture_counts(self.device.config.mac);
         CaptureReport { active: active as u64, frames: captured, dropped }
     }
 }
