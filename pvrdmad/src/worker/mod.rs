@@ -347,7 +347,7 @@ impl Worker {
     fn share(&self, name: &str, set: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
         let devices = self.devices.lock();
         let share = find(&devices, name)?.reporter.share.as_ref();
-        let share = share.context("the host's adapter shares itself out")?;
+        let share = share.context("its adapter has no shares")?;
         // The lock is held during the change, so that changes are serialized.
         let changed = change_share(share.config(), set).map_err(anyhow::Error::msg)?;
         self.adapter.set_share(share, changed);
@@ -358,7 +358,7 @@ impl Worker {
         let devices = self.devices.lock();
         for (name, rules) in rules {
             let Some(faults) = &find(&devices, name)?.reporter.faults else {
-                bail!("the host's adapter has no faults")
+                bail!("its adapter has no faults on request")
             };
             faults.set(rules)?;
         }
