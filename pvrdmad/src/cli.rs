@@ -536,7 +536,7 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
-    use crate::config::{ControlKeys, FaultKeys, IbverbsSpec, Keys};
+    use crate::config::{BACKENDS, ControlKeys, FaultKeys, Keys};
     use pvrdma_ether_link::link_spec::LINKS;
 
     #[test]
@@ -657,7 +657,8 @@ mod tests {
         let help = Cli::command().render_long_help().to_string();
         let devices = DeviceSpec::KEYS.iter().filter(|key| !key.file_only);
         let control = ControlKeys::KEYS.iter().filter(|key| key.name != "path");
-        for key in devices.chain(NetworkSpec::KEYS).chain(IbverbsSpec::KEYS).chain(control) {
+        let backends = BACKENDS.iter().flat_map(|kind| kind.about.keys);
+        for key in devices.chain(NetworkSpec::KEYS).chain(backends).chain(control) {
             let row = format!("{}={} ", key.name, key.value);
             assert!(help.lines().any(|line| line.trim_start().starts_with(&row)), "{row}");
         }
@@ -673,7 +674,7 @@ mod tests {
     #[test]
     fn help_is_made_of_whole_lines() {
         let keys = DeviceSpec::KEYS.iter().chain(NetworkSpec::KEYS).chain(ControlKeys::KEYS);
-        let keys = keys.chain(IbverbsSpec::KEYS).chain(FaultKeys::KEYS);
+        let keys = keys.chain(BACKENDS.iter().flat_map(|kind| kind.about.keys)).chain(FaultKeys::KEYS);
         for key in keys {
             let line = key.summary();
             assert!(line.starts_with(char::is_uppercase) && line.ends_with('.'), "{line}");

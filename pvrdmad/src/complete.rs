@@ -10,7 +10,7 @@ use std::time::Duration;
 use pvrdma_dev::Limits;
 use pvrdma_rxe::ShareConfig;
 
-use crate::config::{ControlKeys, DeviceSpec, IbverbsSpec, Keys, NetworkSpec, share_words};
+use crate::config::{BACKENDS, ControlKeys, DeviceSpec, Key, Keys, NetworkSpec, share_words};
 use crate::{control, control_path};
 
 /// Names that a running daemon has.
@@ -51,20 +51,24 @@ fn candidates(words: &[String], ask: &dyn Fn(Names) -> Vec<String>) -> Vec<Strin
     let serves = matches!(command, "" | "check");
     let starting = |names: Vec<String>| names.into_iter().filter(|name| name.starts_with(current.as_str())).collect();
     match (command, option) {
-        (_, Some("--device")) if serves => keyed(current, ',', &entries::<DeviceSpec>(), ask),
-        (_, Some("--network")) if serves => keyed(current, ',', &entries::<NetworkSpec>(), ask),
-        (_, Some("--backend")) if serves => match current.strip_prefix("ibverbs,") {
-            Some(rest) => prefixed("ibverbs,", keyed(rest, ',', &entries::<IbverbsSpec>(), ask)),
-            None => starting(["rxe", "ibverbs,"].map(str::to_owned).into()),
+        (_, Some("--device")) if serves => keyed(current, ',', &entries(DeviceSpec::KEYS), ask),
+        (_, Some("--network")) if serves => keyed(current, ',', &entries(NetworkSpec::KEYS), ask),
+        (_, Some("--backend")) if serves => match current.split_once(',') {
+            Some((name, rest)) => {
+                let kind = BACKENDS.iter().map(|kind| &kind.about).find(|kind| kind.name == name);
+                let keys = kind.map_or_else(Vec::new, |kind| entries(kind.keys));
+                prefixed(&format!("{name},"), keyed(rest, ',', &keys, ask))
+            }
+            None => starting(backends()),
         },
         (_, Some("--control")) if serves => match current.split_once(',') {
-            Some((path, rest)) => prefixed(&format!("{path},"), keyed(rest, ',', &entries::<ControlKeys>(), ask)),
+            Some((path, rest)) => prefixed(&format!("{path},"), keyed(rest, ',', &entries(ControlKeys::KEYS), ask)),
             None => Vec::new(),
         },
         (_, Some("--device")) => starting(ask(Names::Devices)),
         (_, Some("--network")) => starting(ask(Names::Networks)),
         (_, Some(option)) if !FLAGS.contains(&option) => Vec::new(),
-        ("add", _) => keyed(current, ',', &entries::<DeviceSpec>(), ask),
+        ("add", _) => keyed(current, ',', &entries(DeviceSpec::KEYS), ask),
         ("limits", _) => keyed(current, ' ', &limits(), ask),
         ("share", _) => keyed(current, ' ', &share(), ask),
         _ => Vec::new(),
@@ -75,9 +79,15 @@ fn candidates(words: &[String], ask: &dyn Fn(Names) -> Vec<String>) -> Vec<Strin
 const FLAGS: [&str; 1] = ["--json"];
 
 /// Keys of the command line.
-fn entries<T: Keys>() -> Vec<Entry> {
-    let keys = T::KEYS.iter().filter(|key| !key.file_only && key.name != "path");
+fn entries(keys: &[Key]) -> Vec<Entry> {
+    let keys = keys.iter().filter(|key| !key.file_only && key.name != "path");
     keys.map(|key| (key.name.to_owned(), key.value)).collect()
+}
+
+/// Words for backends. A comma precedes keys.
+fn backends() -> Vec<String> {
+    let kinds = BACKENDS.iter().map(|kind| &kind.about);
+    kinds.map(|kind| kind.name.to_owned() + if kind.keys.is_empty() { "" } else { "," }).collect()
 }
 
 fn limits() -> Vec<Entry> {

@@ -11,9 +11,10 @@ use log::{info, warn};
 use pvrdma_vfio_user_server::socket::{FileIdentity, SocketAccess, SocketFile};
 
 use crate::config::{Config, Device, Isolate, Pin, Roce};
-use crate::control::{ControlServer, start_replacing, status};
+use crate::control::start_replacing;
 use crate::control_access::ControlAccess;
 use crate::control_path;
+use crate::control_server::{ControlServer, status};
 use crate::metrics::{MetricsServer, Place};
 use crate::protocol::upgraded_lines;
 use crate::rlimits;

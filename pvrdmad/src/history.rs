@@ -9,8 +9,9 @@ use serde_json::value::RawValue;
 use crate::cli::EventsArgs;
 use crate::control::{ask, start_events};
 use crate::failures::Failures;
-use crate::protocol::{Request, printable, printable_text};
+use crate::protocol::Request;
 use crate::since::Since;
+use crate::text::{printable, printable_text};
 
 /// Asks a running daemon for the last failed queue pairs, of all devices or of one.
 ///

@@ -26,6 +26,7 @@ pub mod config;
 pub mod control;
 mod control_access;
 pub mod control_path;
+mod control_server;
 pub mod daemon;
 pub mod doorbells;
 mod events;
@@ -50,6 +51,7 @@ mod stop;
 mod supervisor;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod text;
 pub mod top;
 pub mod vmx;
 pub mod worker;

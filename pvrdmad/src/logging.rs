@@ -20,7 +20,7 @@ use parking_lot::RwLock;
 use serde::{Deserialize, Deserializer, Serialize};
 use systemd_journal_logger::JournalLog;
 
-use crate::protocol::printable_text;
+use crate::text::printable_text;
 
 /// Default filter.
 const DEFAULT: &str = "info";

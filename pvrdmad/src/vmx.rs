@@ -14,7 +14,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use pvrdma_packet::MacAddr;
 
 use crate::config::{Mac, NAME_LENGTH};
-use crate::protocol::printable_text;
+use crate::text::printable_text;
 
 /// Most bytes of a file.
 const MAX_FILE: u64 = 1 << 20;

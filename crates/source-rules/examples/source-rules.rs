@@ -4,8 +4,8 @@
 //! cargo run -p source-rules --example source-rules -- FOLDER RULE [PREFIX]
 //! ```
 //!
-//! The rule is one of `circles`, `purity`, `sizes`, `dependencies`, `layers`, `logs`, `module_style`, `publishing`,
-//! `reexports`, `threads` and `words`. Only files whose path begins with the prefix count.
+//! The rule is one of `circles`, `purity`, `sizes`, `dependencies`, `layers`, `logs`, `module_layers`, `module_style`,
+//! `publishing`, `reexports`, `threads` and `words`. Only files whose path begins with the prefix count.
 
 use std::path::Path;
 
@@ -13,7 +13,9 @@ use anyhow::{Context, Result, bail};
 use source_rules::circles::{self, Report};
 use source_rules::config::REPOSITORY;
 use source_rules::workspace::Workspace;
-use source_rules::{dependencies, layers, logs, module_style, publishing, purity, reexports, sizes, threads, words};
+use source_rules::{
+    dependencies, layers, logs, module_layers, module_style, publishing, purity, reexports, sizes, threads, words,
+};
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -32,6 +34,7 @@ fn main() -> Result<()> {
         "dependencies" => dependencies::check(&workspace),
         "layers" => layers::check(&workspace),
         "logs" => logs::check(&workspace),
+        "module_layers" => module_layers::check(&workspace),
         "module_style" => module_style::check(&workspace),
         "reexports" => reexports::check(&workspace),
         "threads" => threads::check(&workspace),

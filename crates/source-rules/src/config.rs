@@ -13,6 +13,8 @@ pub struct Config {
     pub reexports_are_arrows: bool,
     /// The members of the workspace, from the bottom layer to the top one.
     pub layers: &'static [&'static [&'static str]],
+    /// The layers of modules in a crate.
+    pub module_layers: ModuleLayers,
     /// The crates without input, output and clocks.
     pub pure: PureCrates,
     /// The one file that starts threads.
@@ -31,6 +33,26 @@ pub struct Config {
     pub comment_columns: usize,
     /// Files that the rule about words skips: those that must spell the forbidden words.
     pub words_unchecked: &'static [&'static str],
+}
+
+/// The layers of modules in a crate.
+#[derive(Clone, Copy, Debug)]
+pub struct ModuleLayers {
+    /// The folder of the modules. It ends in `/`.
+    pub folder: &'static str,
+    /// The layers, from the bottom to the top.
+    pub layers: &'static [ModuleLayer],
+}
+
+/// A layer of modules.
+#[derive(Clone, Copy, Debug)]
+pub struct ModuleLayer {
+    /// Its name.
+    pub name: &'static str,
+    /// Names of top-level modules: folders or files, without `.rs`.
+    pub modules: &'static [&'static str],
+    /// Names of lower layers from which it imports nothing.
+    pub apart_from: &'static [&'static str],
 }
 
 /// The crates that may not know input, output and clocks.
@@ -126,6 +148,7 @@ pub const REPOSITORY: Config = Config {
         &["pvrdma-lab", "pvrdma-vmm", "pvrdmad"],
         &["guest-tests"],
     ],
+    module_layers: ModuleLayers { folder: "pvrdmad/src/", layers: DAEMON },
     pure: PureCrates {
         folders: &["crates/ib-cm", "crates/iwarp", "crates/roce"],
         forbidden: &[
@@ -235,3 +258,43 @@ pub const REPOSITORY: Config = Config {
         "docs/dev/writing.md",
     ],
 };
+
+/// The layers of the daemon. `docs/dev/crates.md` describes them.
+const DAEMON: &[ModuleLayer] = &[
+    ModuleLayer {
+        name: "base",
+        modules: &["control_path", "fault_point", "lib", "logging", "notify", "socket", "stop", "text"],
+        apart_from: &[],
+    },
+    ModuleLayer { name: "sandbox", modules: &["sandbox"], apart_from: &[] },
+    ModuleLayer { name: "configuration", modules: &["config", "rlimits"], apart_from: &[] },
+    ModuleLayer { name: "doorbells", modules: &["doorbells", "keeper"], apart_from: &[] },
+    ModuleLayer { name: "reports", modules: &["events", "failures", "status"], apart_from: &[] },
+    ModuleLayer { name: "protocol", modules: &["control", "protocol"], apart_from: &[] },
+    ModuleLayer { name: "worker", modules: &["worker"], apart_from: &[] },
+    ModuleLayer { name: "supervisor", modules: &["metrics", "supervisor"], apart_from: &[] },
+    ModuleLayer {
+        name: "daemon",
+        modules: &["control_access", "control_server", "daemon", "service"],
+        apart_from: &["worker"],
+    },
+    ModuleLayer {
+        name: "tools",
+        modules: &[
+            "capture",
+            "check",
+            "cli",
+            "complete",
+            "history",
+            "man",
+            "package",
+            "saved_file",
+            "since",
+            "top",
+            "vmx",
+            "xml",
+        ],
+        apart_from: &["worker", "supervisor", "daemon"],
+    },
+    ModuleLayer { name: "program", modules: &["main"], apart_from: &[] },
+];

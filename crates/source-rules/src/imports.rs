@@ -38,6 +38,8 @@ pub enum Usage {
     Reexport,
     /// A path anywhere else.
     Path,
+    /// The type of an inherent `impl`, which is also a [`Self::Path`].
+    Impl,
     /// A method of this name; its definition is unknown.
     Method,
     /// A macro call.
@@ -171,6 +173,15 @@ impl<'ast> Visit<'ast> for Visitor<'_, '_> {
                 self.add(&import.path, import.line, usage, targets);
             }
         }
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        if let (None, syn::Type::Path(of)) = (&item.trait_, &*item.self_ty) {
+            let name = modules::segments(&of.path);
+            let targets = self.resolve(&name);
+            self.add(&name, of.span().start().line, Usage::Impl, targets);
+        }
+        visit::visit_item_impl(self, item);
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {

@@ -11,6 +11,7 @@
 //! | [`atomics`] | atomics are listed, each with the reason why its use is correct |
 //! | [`circles`] | no import circle of more than two product files |
 //! | [`layers`] | crates depend downwards only |
+//! | [`module_layers`] | modules of the daemon import downwards only |
 //! | [`purity`] | no arrow from the protocol core to input, output or clocks |
 //! | [`publishing`] | crates have the metadata that a registry requires |
 //! | [`reexports`] | no re-export of items of another member |
@@ -36,6 +37,7 @@ pub mod dependencies;
 pub mod imports;
 pub mod layers;
 pub mod logs;
+pub mod module_layers;
 pub mod module_style;
 pub mod modules;
 pub mod publishing;

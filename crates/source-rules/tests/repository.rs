@@ -8,8 +8,8 @@ use std::path::Path;
 use source_rules::config::REPOSITORY;
 use source_rules::workspace::Workspace;
 use source_rules::{
-    Problem, atomics, circles, deadlines, dependencies, logs, module_style, publishing, purity, reexports, sizes,
-    threads, words,
+    Problem, atomics, circles, deadlines, dependencies, logs, module_layers, module_style, publishing, purity,
+    reexports, sizes, threads, words,
 };
 
 fn repository() -> Workspace {
@@ -32,6 +32,11 @@ fn no_import_circle() {
     // An unresolved path could hide a dependency.
     judge(&circles::unresolved(&workspace));
     judge(&circles::check(&workspace));
+}
+
+#[test]
+fn modules_of_the_daemon_import_downwards() {
+    judge(&module_layers::check(&repository()));
 }
 
 #[test]

@@ -20,7 +20,7 @@ use self::finding::DAEMON;
 pub use self::finding::{Finding, Findings, Severity};
 pub use self::report::Report;
 use self::report::{INTERFACES, Subject};
-use crate::config::{BackendSpec, Config, Device, Isolate, MetricsAddress, Network, Pin, SocketPlace};
+use crate::config::{Config, Device, Isolate, MetricsAddress, Network, Pin, SocketPlace};
 use crate::rlimits::{self, Shortage};
 
 /// Directory in which the kernel lists RDMA adapters.
@@ -43,10 +43,10 @@ pub fn report(config: &Config) -> Report {
             MetricsAddress::Tcp(address) => report.own_address(&subject, *address),
         }
     }
-    if let BackendSpec::Ibverbs(spec) = &config.backend
-        && !Path::new(ADAPTERS).join(&spec.device).exists()
+    if let Some(adapter) = config.backend.settings().adapter()
+        && !Path::new(ADAPTERS).join(adapter).exists()
     {
-        let problem = format!("there is no adapter {} in {ADAPTERS}", spec.device);
+        let problem = format!("there is no adapter {adapter} in {ADAPTERS}");
         let subject = Subject { name: DAEMON, key: "backend" };
         report.error(&subject, problem, "use an adapter that `rdma link` lists, or load its driver");
     }

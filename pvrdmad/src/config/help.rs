@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use pvrdma_ether_link::link_spec::LINKS;
 
-use super::backend::IbverbsSpec;
+use super::backend::BACKENDS;
 use super::control::ControlKeys;
 use super::fault::FaultKeys;
-use super::keys::Keys;
+use super::keys::{Key, Keys};
 use super::metrics::MetricsKeys;
 use super::spec::{DeviceSpec, NetworkSpec};
 
@@ -36,13 +36,13 @@ pub(crate) fn device() -> String {
     let mut text = "A device. Values replace those of a device of the same name in the file.\n\n\
                     Keys:\n"
         .to_owned();
-    table::<DeviceSpec>(&mut text, '=');
+    table(&mut text, DeviceSpec::KEYS, '=');
     text += "\nLINK is one of:\n";
     for (link, what) in LINKS {
         row(&mut text, link, what, "");
     }
     text += "\nFAULT:RATE is one of these, with '/' before the next. RATE is a fraction of frames:\n";
-    table::<FaultKeys>(&mut text, ':');
+    table(&mut text, FaultKeys::KEYS, ':');
     text.trim_end().to_owned()
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn network() -> String {
                     Values replace those of a network of the same name in the file.\n\n\
                     Keys:\n"
         .to_owned();
-    table::<NetworkSpec>(&mut text, '=');
+    table(&mut text, NetworkSpec::KEYS, '=');
     text.trim_end().to_owned()
 }
 
@@ -78,16 +78,18 @@ pub(crate) fn metrics() -> String {
 
 /// Returns the text about `--backend`.
 pub(crate) fn backend() -> String {
-    let mut text = "Data path.\n\n\
-                    rxe: the software adapter, which is the default.\n\
-                    ibverbs,KEY=VALUE,...: an RDMA adapter of this host. Keys:\n"
-        .to_owned();
-    table::<IbverbsSpec>(&mut text, '=');
+    let mut text = "Data path.\n\n".to_owned();
+    for kind in BACKENDS.iter().map(|kind| &kind.about) {
+        let [keys, more] = if kind.keys.is_empty() { ["", ""] } else { [",KEY=VALUE,...", " Keys:"] };
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{}{keys}: {}.{more}", kind.name, kind.help);
+        table(&mut text, kind.keys, '=');
+    }
     text.trim_end().to_owned()
 }
 
-fn table<T: Keys>(text: &mut String, assign: char) {
-    for key in T::KEYS.iter().filter(|key| !key.file_only) {
+fn table(text: &mut String, keys: &[Key], assign: char) {
+    for key in keys.iter().filter(|key| !key.file_only) {
         row(text, &format!("{}{assign}{}", key.name, key.value), key.summary(), &key.note());
     }
 }

@@ -46,5 +46,9 @@ pub use self::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
 pub(crate) use self::spec::{Mac, NAME_LENGTH};
 pub use self::vlan::VlanWord;
 pub use self::words::{DoorbellMode, Isolate, LinkState, MemoryFiles, Pin, Roce, SandboxMode, Switch};
-pub(crate) use self::{backend::IbverbsSpec, control::ControlKeys, keys::Keys};
+pub(crate) use self::{
+    backend::{BACKENDS, Feature},
+    control::ControlKeys,
+    keys::{Key, Keys},
+};
 pub use crate::socket::Inherited;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use pvrdma_dev::{LimitKey, Limits};
 use pvrdma_ether_link::link_spec::LINKS;
 
-use super::backend::IbverbsSpec;
+use super::backend::BACKENDS;
 use super::congestion::CongestionSpec;
 use super::control::ControlKeys;
 use super::fault::FaultKeys;
@@ -95,16 +95,6 @@ error. Limits above those of the adapter are lowered; `pvrdmad show device` show
 limits.
 ";
 
-const BACKEND: &str = "
-## Backends
-
-`rxe` is the software adapter: it copies data between guests of one daemon, and sends RoCE packets
-over an uplink. It has no keys.
-
-`ibverbs,KEY=VALUE,...` uses an RDMA adapter of the host, see [The host's adapter](host-adapter.md).
-Its keys:
-";
-
 const CONGESTION: &str = "
 ## Congestion control
 
@@ -115,33 +105,38 @@ parentheses are those of the DCQCN paper.
 /// Renders the page.
 pub fn markdown() -> String {
     let mut page = HEAD.to_owned() + DEVICE;
-    table::<DeviceSpec>(&mut page);
+    table(&mut page, DeviceSpec::KEYS);
     page += NETWORK;
-    table::<NetworkSpec>(&mut page);
+    table(&mut page, NetworkSpec::KEYS);
     page += LINK;
     for (link, what) in LINKS {
         // Writing to a string does not fail.
         let _ = writeln!(page, "| `{link}` | {what} |");
     }
     page += FAULT;
-    table::<FaultKeys>(&mut page);
+    table(&mut page, FaultKeys::KEYS);
     page += LIMITS;
     limits(&mut page);
-    page += BACKEND;
-    table::<IbverbsSpec>(&mut page);
+    page += "\n## Backends\n";
+    for kind in BACKENDS.iter().map(|kind| &kind.about) {
+        page.extend(["\n", kind.section]);
+        if !kind.keys.is_empty() {
+            table(&mut page, kind.keys);
+        }
+    }
     page += CONTROL;
-    table::<ControlKeys>(&mut page);
+    table(&mut page, ControlKeys::KEYS);
     page += METRICS;
-    table::<MetricsKeys>(&mut page);
+    table(&mut page, MetricsKeys::KEYS);
     page += CONGESTION;
-    table::<CongestionSpec>(&mut page);
+    table(&mut page, CongestionSpec::KEYS);
     page += "\n## Environment, signals, exit status\n\n```text\n";
     page + help::AFTER + "\n```\n"
 }
 
 /// A section of the manual page: a title, and keys with their descriptions.
 pub(crate) struct Section {
-    pub(crate) title: &'static str,
+    pub(crate) title: String,
     pub(crate) keys: Vec<(String, String)>,
 }
 
@@ -151,25 +146,30 @@ pub(crate) fn sections() -> Vec<Section> {
         (format!("{name} = {}..={}", range.start(), range.end()), format!("{help} Default: {default}."))
     });
     let links = LINKS.iter().map(|(link, what)| ((*link).to_owned(), plain(what)));
-    vec![
-        section::<DeviceSpec>("[[device]]", " = "),
-        section::<NetworkSpec>("[[network]]", " = "),
-        Section { title: "Links", keys: links.collect() },
-        section::<FaultKeys>("Faults", ":"),
-        Section { title: "[device.limits]", keys: limits.collect() },
-        section::<IbverbsSpec>("backend = \"ibverbs,KEY=VALUE,...\"", "="),
-        section::<ControlKeys>("[control]", " = "),
-        section::<MetricsKeys>("metrics = \"ADDRESS,KEY=VALUE,...\"", "="),
-        section::<CongestionSpec>("[congestion]", " = "),
-    ]
+    let backends = BACKENDS.iter().map(|kind| &kind.about).filter(|kind| !kind.keys.is_empty());
+    let backends = backends.map(|kind| section(format!("backend = \"{},KEY=VALUE,...\"", kind.name), kind.keys, "="));
+    let mut sections = vec![
+        section("[[device]]", DeviceSpec::KEYS, " = "),
+        section("[[network]]", NetworkSpec::KEYS, " = "),
+        Section { title: "Links".to_owned(), keys: links.collect() },
+        section("Faults", FaultKeys::KEYS, ":"),
+        Section { title: "[device.limits]".to_owned(), keys: limits.collect() },
+    ];
+    sections.extend(backends);
+    sections.extend([
+        section("[control]", ControlKeys::KEYS, " = "),
+        section("metrics = \"ADDRESS,KEY=VALUE,...\"", MetricsKeys::KEYS, "="),
+        section("[congestion]", CongestionSpec::KEYS, " = "),
+    ]);
+    sections
 }
 
-fn section<T: Keys>(title: &'static str, assign: &str) -> Section {
+fn section(title: impl Into<String>, keys: &[Key], assign: &str) -> Section {
     let entry = |key: &Key| {
         let doc: Vec<_> = key.doc.iter().map(|line| line.trim()).filter(|line| !line.is_empty()).collect();
         (format!("{}{assign}{}", key.name, key.value), plain(&doc.join(" ")) + &key.note())
     };
-    Section { title, keys: T::KEYS.iter().map(entry).collect() }
+    Section { title: title.into(), keys: keys.iter().map(entry).collect() }
 }
 
 /// Removes the marks of Markdown.
@@ -190,9 +190,9 @@ fn limits(page: &mut String) {
     }
 }
 
-fn table<T: Keys>(page: &mut String) {
+fn table(page: &mut String, keys: &[Key]) {
     page.push_str("\n| key | value | default | meaning |\n| --- | --- | --- | --- |\n");
-    for key in T::KEYS {
+    for key in keys {
         let doc = key.doc.iter().map(|line| line.trim()).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
         let value = match key.value {
             "TABLE" => "a table, see [Limits](#limits)".to_owned(),

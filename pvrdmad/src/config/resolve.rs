@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 
 use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::vxlan::VxlanConfig;
-use pvrdma_rxe::{ShareConfig, VlanMode};
+use pvrdma_rxe::VlanMode;
 
-use super::backend::BackendSpec;
 use super::error::ConfigError;
 use super::keys::similar;
 use super::load::Config;
@@ -98,7 +97,7 @@ impl Config {
     /// Checks rules that concern several devices or networks.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         self.check_names()?;
-        self.check_backend()?;
+        self.backend.settings().check(&self.networks)?;
         for network in &self.networks {
             check_addresses(network)?;
             network.check_rates()?;
@@ -122,43 +121,6 @@ impl Config {
             }
             None => Ok(()),
         }
-    }
-
-    /// Checks that the host's adapter is used by a single network, whose settings belong to the host's administrator.
-    fn check_backend(&self) -> Result<(), ConfigError> {
-        if self.backend == BackendSpec::Rxe {
-            return Ok(());
-        }
-        let problem = "uplink and nic belong to the backend rxe; with ibverbs the host's adapter is the network";
-        let mut devices = self.networks.iter().flat_map(|network| &network.devices);
-        if let Some(device) = devices.find(|device| device.nic_socket.is_some()) {
-            let problem = problem.replace("nic", "nic-socket");
-            return Err(ConfigError::Device { name: device.config.name.clone(), problem });
-        }
-        if let Some(network) = self.networks.iter().find(|network| network.uplink.is_some()) {
-            let problem = problem.to_owned();
-            return Err(match network.devices.first() {
-                Some(device) => ConfigError::Device { name: device.config.name.clone(), problem },
-                None => ConfigError::Network { name: network.name.clone(), problem },
-            });
-        }
-        if let [first, second, ..] = self.networks.as_slice() {
-            let problem = format!(
-                "with ibverbs the host's adapter is the one network, which cannot keep it apart from {}",
-                first.name
-            );
-            return Err(ConfigError::Network { name: second.name.clone(), problem });
-        }
-        let shares = self.devices().find(|(_, device)| device.share != ShareConfig::default());
-        if let Some((_, device)) = shares {
-            let problem = "weight, rates and burst belong to the backend rxe".to_owned();
-            return Err(ConfigError::Device { name: device.config.name.clone(), problem });
-        }
-        if let Some(network) = self.networks.iter().find(|network| network.vlan != VlanMode::Untagged) {
-            let problem = "vlan belongs to the backend rxe".to_owned();
-            return Err(ConfigError::Network { name: network.name.clone(), problem });
-        }
-        Ok(())
     }
 
     /// Checks that each socket that the daemon creates has a path of its own.

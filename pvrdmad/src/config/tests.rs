@@ -6,9 +6,7 @@ use pvrdma_roce::Congestion;
 use pvrdma_rxe::{ForgedTransmits, PortRules, VlanMode};
 use pvrdma_verbs::{AddressRule, OtherAddresses};
 
-use super::backend::IbverbsSpec;
 use super::congestion::CongestionSpec;
-use super::keys::{Key, Keys};
 use super::*;
 
 fn args(devices: &[&str]) -> ConfigSpec {
@@ -233,10 +231,12 @@ fn defaults_are_as_documented() {
         assert_eq!((shorthand.value, shorthand.default), (key.value, key.default), "{}", key.name);
         checked += 1;
     }
-    for key in IbverbsSpec::KEYS.iter().filter(|key| !["", "required"].contains(&key.default)) {
-        let with = format!("ibverbs,device=a,{}={}", key.name, key.default);
-        assert_eq!("ibverbs,device=a".parse::<BackendSpec>(), with.parse(), "{}", key.name);
-        checked += 1;
+    for kind in BACKENDS.iter().map(|kind| &kind.about) {
+        for key in kind.keys.iter().filter(|key| !["", "required"].contains(&key.default)) {
+            let with = format!("{},{}={}", kind.syntax, key.name, key.default);
+            assert_eq!(kind.syntax.parse::<BackendSpec>(), with.parse(), "{}", key.name);
+            checked += 1;
+        }
     }
     for key in CongestionSpec::KEYS.iter().filter(|key| !key.default.is_empty()) {
         let spec: CongestionSpec = toml::from_str(&format!("{} = {}", key.name, key.default)).unwrap();

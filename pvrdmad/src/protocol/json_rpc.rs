@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::message::{Reply, Request, VERSION};
-use super::text::printable_text;
 use crate::events::Event;
+use crate::text::printable_text;
 
 /// Available methods.
 pub(crate) const METHODS: [&str; 17] = [

@@ -9,16 +9,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::text::{is_printable_json, printable, printable_text};
 use crate::config::{BackendSpec, Device, FaultWord, LinkState, Network, SandboxMode};
 use crate::doorbells::DoorbellSetup;
 use crate::failures::Failures;
 use crate::logging::LogFilter;
 use crate::status::WorkerStatus;
+use crate::text::{is_printable_json, printable, printable_text};
 
 /// Version of the requests. A worker of another version refuses [`Request::Hello`]; a daemon of another version reports
 /// it.
 pub const VERSION: u32 = 5;
+
+/// Version of the replacement protocol, which follows [`Request::Replace`]: of the order of its messages. A reader
+/// refuses a message that lacks a field, and ignores unknown fields.
+pub const REPLACE_VERSION: u32 = 1;
 
 /// State of an uplink's interface, as far as links of devices follow it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -144,7 +148,7 @@ pub enum Request {
     /// Gives all networks, and all sockets of the daemon, to the calling process, which is the next daemon. The
     /// connection carries them afterwards. Only root and the user of this daemon may call this.
     Replace {
-        /// Version of the replacement protocol.
+        /// [`REPLACE_VERSION`].
         version: u32,
     },
     /// Subscribes to all events from now on. After the reply, the connection carries only events.

@@ -7,7 +7,7 @@
 //!
 //! The supervisor treats a worker as hostile. Data from a worker is bounded before it is stored ([`FrameReader`]). A
 //! reply must belong to an open request, is limited to the longest reply to that request ([`Request::max_reply`]), and
-//! carries no descriptors. Its text is made [`printable`] before it is shown.
+//! carries no descriptors. Its text is made [printable](crate::text) before it is shown.
 
 pub(crate) mod exchange;
 pub mod frame;
@@ -16,11 +16,10 @@ pub mod json_rpc;
 mod message;
 #[cfg(test)]
 mod tests;
-mod text;
 
 pub use self::frame::{Frame, FrameError, FrameReader, Received};
 pub use self::host::{HostReply, HostRequest, MAX_HOST_REQUEST};
 pub use self::message::{
-    Carrier, Incoming, NetworkSetup, Outgoing, Reply, Request, Upgraded, VERSION, checked_lines, upgraded_lines,
+    Carrier, Incoming, NetworkSetup, Outgoing, REPLACE_VERSION, Reply, Request, Upgraded, VERSION, checked_lines,
+    upgraded_lines,
 };
-pub use self::text::{is_printable_json, printable, printable_text};

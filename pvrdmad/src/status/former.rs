@@ -20,7 +20,7 @@ pub(crate) struct FormerCounts {
 
 impl FormerCounts {
     /// Returns the counts of a function for the next process, from those that include all former ones.
-    pub(super) fn of(own: &[Counter], adapter: &[Counter], port: &[Counter]) -> Self {
+    pub(crate) fn of(own: &[Counter], adapter: &[Counter], port: &[Counter]) -> Self {
         let [own, adapter, port] = [own, adapter, port].map(by_name);
         Self { own, adapter, port }
     }
@@ -31,7 +31,7 @@ impl FormerCounts {
     }
 
     /// Adds the counts of former processes. Gauges describe the present.
-    pub(super) fn add(&self, own: &mut [Counter], adapter: &mut [Counter], port: &mut [Counter]) {
+    pub(crate) fn add(&self, own: &mut [Counter], adapter: &mut [Counter], port: &mut [Counter]) {
         for (former, now) in [(&self.own, own), (&self.adapter, adapter), (&self.port, port)] {
             for counter in now.iter_mut().filter(|counter| counter.kind == Kind::Counter) {
                 let before = former.get(counter.name).copied().unwrap_or(0);

@@ -9,7 +9,6 @@ mod limits;
 mod openmetrics;
 mod render;
 mod report;
-mod reporter;
 mod show;
 mod table;
 mod traffic;
@@ -20,11 +19,10 @@ pub(crate) use self::classic::classic;
 pub use self::failures::render_failures;
 pub(crate) use self::former::FormerCounts;
 pub use self::limits::render_limits;
-pub(crate) use self::report::by_name;
+pub(crate) use self::report::{AddressReport, ShareReport, by_name, port_word};
 pub use self::report::{
     CaptureReport, ClientReport, DaemonStatus, DeviceReport, FlowReport, InterfaceReport, LinkReport, MemoryReport,
     NetworkReport, NetworkState, NetworkStatus, NicReport, WedgedProcess, WorkerStatus,
 };
-pub(crate) use self::reporter::{DeviceLinks, NicReporter, Reporter};
 pub use self::show::render_objects;
 pub use self::traffic::{QueuePairPeer, QueuePairProgress, QueuePairTraffic};

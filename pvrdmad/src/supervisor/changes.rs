@@ -22,7 +22,7 @@ use super::process::Process;
 use super::runs::Runs;
 use super::sockets::Sources;
 use super::stand_in::StandIns;
-use crate::config::{BackendSpec, Device, FaultWord, LinkState, change_share};
+use crate::config::{Device, FaultWord, Feature, LinkState, change_share};
 use crate::logging::LogFilter;
 use crate::protocol::{Reply, Request};
 
@@ -116,9 +116,7 @@ impl Network {
     pub(super) fn link(&self, device: &str, state: LinkState) -> Result<(), String> {
         let deadline = self.call_deadline();
         let _turn = self.turn(deadline)?;
-        if self.plan.setup.backend != BackendSpec::Rxe {
-            return Err("the link is that of the host's adapter, which other devices use as well".to_owned());
-        }
+        self.plan.setup.backend.settings().has(Feature::Links)?;
         self.plan.replace(device, |planned| Ok(planned.with_link(state)))?;
         self.follow(Request::Link { device: device.to_owned(), state }, deadline)
     }
@@ -154,9 +152,7 @@ impl Network {
     ) -> Result<BTreeMap<String, String>, String> {
         let deadline = self.call_deadline();
         let _turn = self.turn(deadline)?;
-        if self.plan.setup.backend != BackendSpec::Rxe {
-            return Err("the host's adapter shares itself out".to_owned());
-        }
+        self.plan.setup.backend.settings().has(Feature::Shares)?;
         if !set.is_empty() {
             let share = self.plan.share(device).and_then(|share| change_share(share, &set))?;
             self.plan.can_promise(device, share)?;
@@ -217,9 +213,7 @@ impl Network {
     /// # Errors
     /// Its adapter has no faults, or there are too many.
     pub(super) fn can_have_faults(&self, faults: &[FaultRule]) -> Result<(), String> {
-        if self.plan.setup.backend != BackendSpec::Rxe {
-            return Err("the host's adapter has no faults on request".to_owned());
-        }
+        self.plan.setup.backend.settings().has(Feature::Faults)?;
         if faults.len() > DeviceFaults::MAX_RULES {
             return Err(format!("a device has at most {} faults", DeviceFaults::MAX_RULES));
         }

@@ -10,7 +10,7 @@ use log::warn;
 
 use super::program::Program;
 use super::stand_in::StandIns;
-use crate::config::{BackendSpec, Device, DoorbellMode, SandboxMode};
+use crate::config::{BackendSpec, Device, DoorbellMode, Feature, SandboxMode};
 use crate::doorbells::{DoorbellSetup, HostFacts, PageFile};
 
 /// Facts about the host, collected on first use.
@@ -61,8 +61,9 @@ impl DoorbellHost {
         if wanted == DoorbellMode::Trapped {
             return Ok(DoorbellSetup::Trapped { reason: None });
         }
-        if *backend != BackendSpec::Rxe && wanted == DoorbellMode::Auto {
-            let reason = "it has not been measured on the host's adapter";
+        if wanted == DoorbellMode::Auto
+            && let Err(reason) = backend.settings().has(Feature::MeasuredDoorbells)
+        {
             return Ok(DoorbellSetup::Trapped { reason: Some(reason.to_owned()) });
         }
         let facts = self.facts();

@@ -17,7 +17,7 @@ use super::keepers::Keepers;
 use super::wedged::{Wedged, WorkerProcess};
 use crate::events::{Event, Events};
 use crate::failures;
-use crate::protocol::printable_text;
+use crate::text::printable_text;
 use crate::worker::Host;
 
 /// The part of a network's services that stays in the supervisor.

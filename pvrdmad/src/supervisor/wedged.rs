@@ -17,8 +17,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::events::{Event, Events};
-use crate::protocol::printable_text;
 use crate::status::WedgedProcess;
+use crate::text::printable_text;
 
 /// Maximum number of wedged processes of a network. While it is reached, no other process of the network starts.
 pub(super) const MAX_OF_NETWORK: usize = 4;

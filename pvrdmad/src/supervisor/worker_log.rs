@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::timing::{Budget, Rate};
 use crate::logging;
-use crate::protocol::printable_text;
+use crate::text::printable_text;
 
 /// Most bytes of a line that are forwarded.
 const MAX_LINE: usize = 4096;

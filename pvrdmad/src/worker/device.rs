@@ -5,26 +5,27 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::{Result, bail};
-use pvrdma_dev::{MappedDoorbells, PvrdmaDevice};
+use anyhow::{Result, anyhow, bail};
+use pvrdma_dev::MappedDoorbells;
 use pvrdma_guest_memory::{DmaSpace, MemoryLimits};
 use pvrdma_link::Link;
 use pvrdma_pci_function::Migratable;
-use pvrdma_rxe::{DeviceFlows, DeviceShare, ObservedConflicts, ObservedFailures, Rxe, Uplink, faults::DeviceFaults};
-use pvrdma_verbs::Backend;
+use pvrdma_rxe::{ObservedConflicts, ObservedFailures, Uplink};
 use pvrdma_vfio_user_server::{
     ConnectionStats, Endpoint, IrqTable, Mappable, MigratableDevice, REPLY_DEADLINE, Server, StuckClient,
     keeper::client::Keeper,
 };
 
+use super::any_device::AnyDevice;
+use super::backend::{Adapter, Created, Parts};
 use super::hand_over::{Arrivals, GivenFunction};
 use super::network_function::NetworkFunction;
+use super::reporter::{DeviceLinks, Reporter};
 use super::{Host, recovery};
 use crate::config::{Device, LinkState};
 use crate::doorbells::{DoorbellSetup, Doorbells, ServedFile};
-use crate::failures::FailureCounts;
 use crate::protocol::Carrier;
-use crate::status::{DeviceLinks, FormerCounts, Reporter};
+use crate::status::FormerCounts;
 
 /// A served device. Dropping it disconnects its client.
 pub(super) struct ServedDevice {
@@ -33,8 +34,8 @@ pub(super) struct ServedDevice {
     nic_server: Option<Server>,
     _failures: Option<ObservedFailures>,
     _conflicts: Option<ObservedConflicts>,
-    /// The device, if its adapter can save it.
-    migratable: Option<Arc<dyn Migratable>>,
+    /// The device, or the reason why its adapter cannot save it.
+    migratable: Result<Arc<dyn Migratable>, &'static str>,
     pub(super) reporter: Reporter,
 }
 
@@ -48,8 +49,8 @@ impl ServedDevice {
     /// Describes the obstacles to a move to another host, in the words of the log when a VMM tries to move the device.
     pub(super) fn blockers(&self) -> Vec<String> {
         match &self.migratable {
-            Some(function) => function.blockers(),
-            None => vec!["backend: the host's adapter cannot save the device".to_owned()],
+            Ok(function) => function.blockers(),
+            Err(reason) => vec![format!("backend: {reason}")],
         }
     }
 
@@ -70,9 +71,7 @@ impl ServedDevice {
     /// The device cannot be handed over.
     pub(super) fn functions(&self) -> Result<Vec<GivenFunction<'_>>> {
         let device = self.name();
-        let Some(function) = &self.migratable else {
-            bail!("device {device} uses the host's adapter, which cannot save it");
-        };
+        let function = self.migratable.as_ref().map_err(|reason| anyhow!("device {device}: {reason}"))?;
         let nic = self.nic_server.as_ref().zip(self.reporter.nic.as_ref()).map(|(server, nic)| GivenFunction {
             device,
             nic: true,
@@ -93,32 +92,25 @@ impl ServedDevice {
     }
 
     /// Creates the device and serves it at `listener`. With `arrivals`, its state and its client come from there.
-    /// `migratable` returns the device if its adapter can save it.
     ///
     /// # Errors
-    /// The backend refuses the device, or no thread can be started.
+    /// The adapter refuses the device, or no thread can be started.
     // Long: a list of fields that are moved from one structure to another.
-    pub(super) fn start<B: Backend + 'static>(
+    pub(super) fn start(
         device: Device,
         listener: OwnedFd,
-        backend: &B,
+        adapter: &Arc<dyn Adapter>,
         place: Place,
         host: &Arc<dyn Host>,
         (keeper, mut arrivals): (Option<&Arc<Keeper>>, Option<&mut Arrivals>),
-        migratable: impl FnOnce(&Arc<PvrdmaDevice<B>>) -> Option<Arc<dyn Migratable>>,
     ) -> Result<Self> {
         let Place {
             network,
             mtu,
             link,
             carrier,
-            share,
-            faults,
-            flows,
-            failures,
-            conflicts,
+            parts: Parts { share, faults, flows, failures, conflicts },
             port,
-            rxe,
             nic,
             nic_link,
             left,
@@ -130,7 +122,8 @@ impl ServedDevice {
         let irqs = Arc::new(IrqTable::default());
         let (name, told) = (device.config.name.clone(), Arc::clone(host));
         let stats = Arc::new(ConnectionStats::with_observer(move |connected| told.client(&name, connected)));
-        let function = PvrdmaDevice::new(device.config.clone(), Arc::clone(&memory), irqs.clone(), backend)?;
+        let Created { function, migratable } =
+            adapter.create(device.config.clone(), Arc::clone(&memory), irqs.clone())?;
         function.set_uplink_mtu(carrier.mtu);
         if [link, carrier.state].contains(&LinkState::Down) {
             function.set_link(false)?;
@@ -144,8 +137,11 @@ impl ServedDevice {
             None => (doorbells, pages, false),
         };
         let doorbells = lend(&device, doorbells, pages, &function)?;
-        let mapped: Arc<dyn MappedDoorbells> = Arc::<PvrdmaDevice<B>>::clone(&function);
-        let (migratable, budget) = (migratable(&function), Arc::clone(function.memory_budget()));
+        let migration = migratable.as_ref().ok().map(|migratable| MigratableDevice {
+            function: Arc::clone(migratable),
+            budget: Arc::clone(function.budget()),
+            left,
+        });
         let endpoint = Endpoint {
             name: device.config.name.clone(),
             function: function.clone(),
@@ -154,19 +150,19 @@ impl ServedDevice {
             irqs: Arc::clone(&irqs),
             keeper: keeper.map(Keeper::device),
             stats: Arc::clone(&stats),
-            migration: migratable.clone().map(|function| MigratableDevice { function, budget, left }),
+            migration,
             mappable: mappable(&doorbells, &*function),
             intx: device.config.intx,
             reply_deadline: REPLY_DEADLINE,
         };
         let listener = UnixListener::from(listener);
         let (server, former) = match (arrivals, &migratable) {
-            (Some(arrivals), Some(function)) => {
-                let server = arrivals.serve(&device.config.name, Arc::clone(function), listener, endpoint)?;
-                arrivals.add_pages(doorbells.arriving(touched, mapped));
+            (Some(arrivals), Ok(migratable)) => {
+                let server = arrivals.serve(&device.config.name, Arc::clone(migratable), listener, endpoint)?;
+                arrivals.add_pages(doorbells.arriving(touched, function.clone()));
                 (server, arrivals.take_counts())
             }
-            (Some(_), None) => bail!("the host's adapter cannot restore it"),
+            (Some(_), Err(reason)) => bail!("it cannot be restored: {reason}"),
             (None, _) => {
                 doorbells.serve();
                 let server = recovery::serve((&device.config.name, false), listener, endpoint, host)?;
@@ -176,7 +172,7 @@ impl ServedDevice {
         let (failures, failed) = failures.unzip();
         let (nic, nic_server) = nic.map(NetworkFunction::into_parts).unzip();
         let links = Arc::new(DeviceLinks {
-            function: Arc::clone(&function) as _,
+            function: Arc::clone(&function),
             nic: nic.as_ref().map(|nic| Arc::clone(&nic.device)),
             is_down: AtomicBool::new(link == LinkState::Down),
             is_faulty: AtomicBool::new(false),
@@ -196,7 +192,7 @@ impl ServedDevice {
             failed,
             port,
             nic_link,
-            rxe,
+            adapter: Arc::clone(adapter),
             nic,
             doorbells,
             former,
@@ -211,16 +207,16 @@ const DOORBELL_BAR: u32 = 2;
 const PAGE: u64 = 4096;
 
 /// Sets up the doorbells of a device as the supervisor decided.
-fn lend<B: Backend + 'static>(
+fn lend(
     device: &Device,
     setup: DoorbellSetup,
     file: Option<ServedFile>,
-    function: &Arc<PvrdmaDevice<B>>,
+    function: &Arc<dyn AnyDevice>,
 ) -> Result<Doorbells> {
     let mut doorbells = Doorbells::new(&device.config.name, setup, file, function.doorbell_pages().end)?;
     if let Some(watcher) = doorbells.watcher() {
-        function.set_doorbell_watcher(watcher);
-        doorbells.watch(Arc::<PvrdmaDevice<B>>::clone(function))?;
+        function.set_watcher(watcher);
+        doorbells.watch(function.clone())?;
     }
     Ok(doorbells)
 }
@@ -243,20 +239,10 @@ pub(super) struct Place {
     pub(super) link: LinkState,
     /// State of the uplink's interface.
     pub(super) carrier: Carrier,
-    /// Its share of common resources, if this daemon enforces shares.
-    pub(super) share: Option<DeviceShare>,
-    /// Its faults on request, if this daemon has them.
-    pub(super) faults: Option<DeviceFaults>,
-    /// Its traffic counters, if this daemon counts the traffic.
-    pub(super) flows: Option<DeviceFlows>,
-    /// Receives failures of its queue pairs, and counts them.
-    pub(super) failures: Option<(ObservedFailures, Arc<FailureCounts>)>,
-    /// Receives conflicts about its addresses.
-    pub(super) conflicts: Option<ObservedConflicts>,
+    /// Its parts at the adapter.
+    pub(super) parts: Parts,
     /// The device's port at the uplink, if there is one.
     pub(super) port: Option<Uplink>,
-    /// The software adapter, if it is used. It can capture the device's traffic.
-    pub(super) rxe: Option<Rxe>,
     /// Called when its VM has moved away.
     pub(super) left: Arc<dyn Fn() + Send + Sync>,
     /// The way in which its doorbells are implemented.

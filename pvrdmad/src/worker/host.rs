@@ -5,12 +5,10 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::debug;
 use parking_lot::Mutex;
-use pvrdma_ibverbs::AddressOwner;
 use pvrdma_rxe::FailureCause;
 
 use crate::protocol::frame::{encode, send};
@@ -62,26 +60,6 @@ pub trait Host: Send + Sync + fmt::Debug {
     /// # Errors
     /// The address does not exist, or the kernel refuses.
     fn remove_address(&self, address: IpAddr) -> io::Result<()>;
-}
-
-/// Changes addresses of the host's interface on behalf of the backend.
-#[derive(Debug)]
-pub(super) struct AddressesOfHost(Arc<dyn Host>);
-
-impl AddressesOfHost {
-    pub(super) fn new(host: Arc<dyn Host>) -> Self {
-        Self(host)
-    }
-}
-
-impl AddressOwner for AddressesOfHost {
-    fn add(&self, address: IpAddr) -> io::Result<()> {
-        self.0.add_address(address)
-    }
-
-    fn remove(&self, address: IpAddr) -> io::Result<()> {
-        self.0.remove_address(address)
-    }
 }
 
 /// Connection to the supervisor.

@@ -4,6 +4,9 @@
 //! A [`Worker`] is an object that answers [`Request`]s. In a daemon with `isolate=network`, it has a process to itself
 //! ([`process`]), which opens nothing: sockets arrive with the requests, and its [`Host`] does the rest.
 
+mod any_device;
+mod backend;
+mod capture;
 mod device;
 mod hand_over;
 mod host;
@@ -11,9 +14,9 @@ mod links;
 mod network_function;
 pub mod process;
 mod recovery;
+mod reporter;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -21,13 +24,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
-use pvrdma_base::LogLimit;
-use pvrdma_dev::{DeviceConfig, LimitStatus, ObjectKind, PvrdmaDevice};
+use pvrdma_dev::{DeviceConfig, LimitStatus, ObjectKind};
 use pvrdma_ether_link::backup::Member;
-use pvrdma_ibverbs::Ibverbs;
 use pvrdma_link::Link;
 use pvrdma_rxe::{
-    ObservedConflicts, ObservedFailures, PortConfig, Rxe, RxeConfig,
+    PortConfig,
     faults::{DeviceEffect, FaultRule},
 };
 use pvrdma_vfio_user_server::StuckClient;
@@ -36,21 +37,22 @@ use pvrdma_vfio_user_server::sigbus;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use self::backend::Adapter;
+use self::capture::Streams;
 use self::device::{Place, ServedDevice};
 use self::hand_over::{Arrivals, Expected};
-use self::host::AddressesOfHost;
 pub use self::host::Host;
 use self::links::Ether;
 use self::network_function::NetworkFunction;
-use crate::capture::stream::{self, Streams};
-use crate::config::{BackendSpec, Device, LinkState, Network, change_share, share_words};
+use self::reporter::Reporter;
+use crate::config::{Device, LinkState, Network, change_share, share_words};
 use crate::doorbells::ServedFile;
-use crate::failures::{FailureCounts, FailureLog, Failures};
+use crate::failures::{FailureLog, Failures};
 use crate::fault_point;
 use crate::logging;
 use crate::protocol::{Carrier, NetworkSetup, Reply, Request};
 use crate::sandbox;
-use crate::status::{Catalogue, Reporter, WorkerStatus};
+use crate::status::{Catalogue, WorkerStatus};
 
 /// Maximum number of removed devices with client threads that may still be running. Each keeps the resources of its
 /// device. While the limit is reached, no further device is accepted.
@@ -74,16 +76,9 @@ pub struct Worker {
     /// and before the devices.
     carrier: Arc<Mutex<Carrier>>,
     ether: Ether,
-    adapter: Adapter,
+    adapter: Arc<dyn Adapter>,
     setup: NetworkSetup,
     host: Arc<dyn Host>,
-}
-
-/// The adapter that moves the data.
-#[derive(Clone, Debug)]
-enum Adapter {
-    Rxe(Rxe),
-    Ibverbs(Ibverbs),
 }
 
 impl Worker {
@@ -93,22 +88,11 @@ impl Worker {
     /// The adapter or the link cannot be created.
     pub fn start(setup: NetworkSetup, uplink: Vec<OwnedFd>, host: Arc<dyn Host>) -> Result<Self> {
         sigbus::install();
-        let adapter = match &setup.backend {
-            BackendSpec::Rxe => {
-                let Network { vlan, local, port_threads, .. } = setup.network;
-                let workers = setup.engine_threads;
-                let config = RxeConfig { workers, vlan, local, port_threads, one_uplink: true, ..RxeConfig::default() };
-                Adapter::Rxe(Rxe::new(config).context("backend rxe")?)
-            }
-            BackendSpec::Ibverbs(spec) => {
-                let addresses = Arc::new(AddressesOfHost::new(Arc::clone(&host)));
-                Adapter::Ibverbs(Ibverbs::with_addresses(spec.clone(), addresses).context("backend ibverbs")?)
-            }
-        };
+        let failures = Arc::default();
+        let adapter = backend::start(&setup, &host, &failures)?;
         let ether = Ether::start(&setup.network, uplink, &host).context("uplink")?;
         let (captures, devices, carrier) = (Mutex::default(), Mutex::default(), Arc::default());
         let (expected, given, stuck) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
-        let failures = Arc::default();
         Ok(Self { captures, devices, failures, expected, given, stuck, carrier, ether, adapter, setup, host })
     }
 
@@ -221,7 +205,6 @@ impl Worker {
         arrivals.start()
     }
 
-    // Long: the surroundings of a device, part by part.
     fn serve(&self, device: Expected, mut arrivals: Option<&mut Arrivals>) -> Result<()> {
         let Expected { device, link, doorbells, kept, fds } = device;
         let name = device.config.name.clone();
@@ -247,39 +230,17 @@ impl Worker {
             mtu,
             link,
             carrier: *carrier,
-            share: None,
-            faults: None,
-            flows: None,
-            failures: None,
-            conflicts: None,
+            parts: self.adapter.parts(&device),
             port: None,
-            rxe: None,
             nic: None,
             nic_link: None,
             left: self.ether.departure(device.config.mac),
             doorbells,
             pages,
         };
-        let served = match &self.adapter {
-            Adapter::Rxe(rxe) => {
-                place.rxe = Some(rxe.clone());
-                // The share is set before the device is plugged in, because the new port reads it.
-                place.share = Some(rxe.share(device.config.mac, device.share));
-                place.faults = Some(rxe.faults(device.config.mac));
-                let counts = Arc::default();
-                place.failures = Some((self.observe_failures(rxe, &device, &counts), counts));
-                place.conflicts = Some(self.observe_conflicts(rxe, &device));
-                place.flows = Some(rxe.flows(device.config.mac));
-                self.plug(&device, fds.collect(), rxe, &mut place, (keeper.as_ref(), arrivals.as_deref_mut()))?;
-                let migratable = |function: &Arc<PvrdmaDevice<Rxe>>| Some(Arc::clone(function) as _);
-                ServedDevice::start(device, listener, rxe, place, &self.host, (keeper.as_ref(), arrivals), migratable)
-            }
-            Adapter::Ibverbs(ibverbs) => {
-                let clients = (keeper.as_ref(), arrivals);
-                ServedDevice::start(device, listener, ibverbs, place, &self.host, clients, |_| None)
-            }
-        };
-        let served = served?;
+        self.plug(&device, fds.collect(), &mut place, (keeper.as_ref(), arrivals.as_deref_mut()))?;
+        let clients = (keeper.as_ref(), arrivals);
+        let served = ServedDevice::start(device, listener, &self.adapter, place, &self.host, clients)?;
         self.start_faults(&served)?;
         devices.push(served);
         Ok(())
@@ -296,39 +257,12 @@ impl Worker {
         }
     }
 
-    /// Returns an observer that keeps failed queue pairs, and reports those that the log has to the host.
-    fn observe_failures(&self, rxe: &Rxe, device: &Device, counts: &Arc<FailureCounts>) -> ObservedFailures {
-        let (name, host) = (device.config.name.clone(), Arc::clone(&self.host));
-        let (log, counts) = (Arc::clone(&self.failures), Arc::clone(counts));
-        rxe.observe_failures(device.config.mac, move |failure| {
-            log.add(&name, &counts, failure);
-            if failure.logged {
-                let peer = IpAddr::from(failure.peer.0).to_canonical();
-                host.queue_pair_failed(&name, failure.qpn.get(), peer, (failure.cause, &failure.history));
-            }
-        })
-    }
-
-    /// Returns an observer that reports hosts beyond the uplink that use addresses of a device, to the log and the
-    /// host.
-    fn observe_conflicts(&self, rxe: &Rxe, device: &Device) -> ObservedConflicts {
-        let (name, host) = (device.config.name.clone(), Arc::clone(&self.host));
-        let log = LogLimit::new();
-        rxe.observe_conflicts(device.config.mac, move |conflict| {
-            let address = IpAddr::from(conflict.address.0).to_canonical();
-            let then = if conflict.kept { "keeps it" } else { "loses it" };
-            log.warn(module_path!(), &name, format_args!("a host beyond the uplink uses {address}: the device {then}"));
-            host.address_conflict(&name, address, conflict.vlan, conflict.kept);
-        })
-    }
-
     /// Connects a device to its network, with the descriptors of its network function. This precedes the creation of
     /// the device, which looks up its port when its driver starts.
     fn plug(
         &self,
         device: &Device,
         nic: Vec<OwnedFd>,
-        rxe: &Rxe,
         place: &mut Place,
         clients: (Option<&Arc<Keeper>>, Option<&mut Arrivals>),
     ) -> Result<()> {
@@ -351,7 +285,7 @@ impl Worker {
             mtu: self.setup.network.mtu,
             rules: device.rules.clone(),
         };
-        place.port = Some(rxe.plug(*mac, port).context("uplink")?);
+        place.port = Some(self.adapter.plug(*mac, port).context("uplink")?);
         Ok(())
     }
 
@@ -398,8 +332,8 @@ impl Worker {
         let moved = self.ether.select(if now.second { Member::Second } else { Member::First });
         // All links are set, even if one of them fails.
         let set: Vec<_> = links.iter().map(|link| link.set(now)).collect();
-        if let (true, Adapter::Rxe(rxe)) = (moved, &self.adapter) {
-            rxe.announce();
+        if moved {
+            self.adapter.announce();
         }
         Ok(set.into_iter().collect::<Result<(), _>>()?)
     }
@@ -412,12 +346,11 @@ impl Worker {
 
     fn share(&self, name: &str, set: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
         let devices = self.devices.lock();
-        let (Adapter::Rxe(rxe), Some(share)) = (&self.adapter, &find(&devices, name)?.reporter.share) else {
-            bail!("the host's adapter shares itself out");
-        };
+        let share = find(&devices, name)?.reporter.share.as_ref();
+        let share = share.context("its adapter has no shares")?;
         // The lock is held during the change, so that changes are serialized.
         let changed = change_share(share.config(), set).map_err(anyhow::Error::msg)?;
-        rxe.set_share(share, changed);
+        self.adapter.set_share(share, changed);
         Ok(share_words(&changed))
     }
 
@@ -425,7 +358,7 @@ impl Worker {
         let devices = self.devices.lock();
         for (name, rules) in rules {
             let Some(faults) = &find(&devices, name)?.reporter.faults else {
-                bail!("the host's adapter has no faults")
+                bail!("its adapter has no faults on request")
             };
             faults.set(rules)?;
         }
@@ -480,14 +413,11 @@ impl Worker {
             bail!("captures are switched off (captures=off)");
         }
         let Ok([to]) = <[OwnedFd; 1]>::try_from(fds) else { bail!("a capture needs one connection to go to") };
-        let config = stream::config(snaplen).map_err(anyhow::Error::msg)?;
-        let Adapter::Rxe(rxe) = &self.adapter else {
-            bail!("the host's adapter moves the packets: capture there");
-        };
+        let config = capture::config(snaplen).map_err(anyhow::Error::msg)?;
         let devices = self.devices.lock();
         let mac = find(&devices, device)?.reporter.device.config.mac;
         drop(devices);
-        let capture = rxe.capture(mac, config)?;
+        let capture = self.adapter.capture(mac, config)?;
         self.captures.lock().start(UnixStream::from(to), device.to_owned(), id, config.snaplen, capture)?;
         Ok(())
     }

@@ -12,9 +12,10 @@ use pvrdma_vfio_user_server::{
 use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
 
 use super::hand_over::Arrivals;
+use super::reporter::NicReporter;
 use super::{Host, recovery};
 use crate::config::Device;
-use crate::status::{FormerCounts, NicReporter};
+use crate::status::FormerCounts;
 
 /// Memory for a migration of a network function, in bytes: its saved state, and the log of written pages of 1 TiB.
 const MIGRATION_BYTES: u64 = 33 << 20;

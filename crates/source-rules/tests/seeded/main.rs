@@ -8,6 +8,7 @@ mod deadlines;
 mod dependencies;
 mod layers;
 mod logs;
+mod module_layers;
 mod module_style;
 mod publishing;
 mod purity;

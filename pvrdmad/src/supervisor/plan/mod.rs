@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use log::info;
 use parking_lot::Mutex;
 use pvrdma_dev::LimitError;
@@ -27,7 +27,7 @@ use super::services::Services;
 use super::sockets::{DeviceSockets, LinkSockets, Sources};
 use super::stand_in::StandIns;
 use super::timing::Timing;
-use crate::config::{BackendSpec, Config, Device, FaultSpec, LinkState, Network};
+use crate::config::{Config, Device, FaultSpec, LinkState, Network};
 use crate::doorbells::DoorbellSetup;
 use crate::logging::LogFilter;
 use crate::protocol::{Carrier, NetworkSetup, Request, VERSION};
@@ -216,12 +216,7 @@ impl Plan {
         sources: &Sources,
         timing: Timing,
     ) -> Result<Self> {
-        let addresses = match &setup.backend {
-            BackendSpec::Ibverbs(spec) => {
-                pvrdma_ibverbs::host_addresses(spec).map_err(|problem| anyhow!("{}: {problem}", spec.device))?
-            }
-            BackendSpec::Rxe => None,
-        };
+        let addresses = setup.backend.settings().host_addresses().map_err(anyhow::Error::msg)?;
         let name = &setup.network.name;
         let connectors = uplink.as_ref().map(LinkSockets::connectors).unwrap_or_default();
         let (events, wedged) = (Arc::clone(&sources.events), Arc::clone(&sources.wedged));
@@ -437,11 +432,7 @@ impl Plan {
 /// Returns the sandbox profile of a network's worker.
 fn profile(setup: &NetworkSetup, planned: &[Arc<Planned>]) -> Profile {
     let nics = planned.iter().filter_map(|planned| planned.device.nic.as_ref());
-    match &setup.backend {
-        BackendSpec::Ibverbs(_) => Profile::Ibverbs,
-        BackendSpec::Rxe if setup.network.uplink.iter().chain(nics).any(needs_addresses) => Profile::RxeAddressed,
-        BackendSpec::Rxe => Profile::Rxe,
-    }
+    setup.backend.settings().profile(setup.network.uplink.iter().chain(nics).any(needs_addresses))
 }
 
 /// Returns the interface that the links of a network's devices follow, and the second one if there are two.

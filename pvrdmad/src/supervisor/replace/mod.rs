@@ -20,4 +20,3 @@ mod take;
 mod wire;
 
 pub(crate) use self::take::{TakeOverError, Taken, take_over};
-pub(crate) use self::wire::REPLACE_VERSION;

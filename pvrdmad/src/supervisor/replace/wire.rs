@@ -25,9 +25,6 @@ use crate::protocol::Upgraded;
 use crate::protocol::exchange;
 use crate::supervisor::plan::transfer::DescribedPlan;
 
-/// Version of the order of these messages. A reader refuses a message that lacks a field, and ignores unknown fields.
-pub(crate) const REPLACE_VERSION: u32 = 1;
-
 /// Longest message in bytes.
 const MAX_MESSAGE: usize = 64 << 20;
 

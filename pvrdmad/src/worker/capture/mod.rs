@@ -1,4 +1,6 @@
-//! Daemon side: one thread per capture, which writes to the connection of the client that requested it.
+//! Captures of devices: one thread per capture, which writes to the connection of the client that requested it.
+
+mod pcapng;
 
 use std::io::{self, BufWriter, Write};
 use std::net::Shutdown;
@@ -19,7 +21,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use serde_json::Value;
 
-use super::pcapng::File;
+use self::pcapng::File;
 use crate::protocol::{Reply, json_rpc};
 
 /// Limited, because clients may request any number of captures.
@@ -35,7 +37,7 @@ const CHUNK: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Returns the capture configuration for the length that the client requested.
-pub(crate) fn config(snaplen: Option<u32>) -> Result<CaptureConfig, String> {
+pub(super) fn config(snaplen: Option<u32>) -> Result<CaptureConfig, String> {
     match snaplen {
         None => Ok(CaptureConfig { snaplen: MAX_LINK_FRAME, buffer: BUFFER }),
         Some(0) => Err("snaplen 0 keeps nothing".to_owned()),
@@ -48,7 +50,7 @@ pub(crate) fn config(snaplen: Option<u32>) -> Result<CaptureConfig, String> {
 
 /// Running captures. Dropping it ends them.
 #[derive(Debug, Default)]
-pub(crate) struct Streams(Vec<Running>);
+pub(super) struct Streams(Vec<Running>);
 
 /// A capture and its thread. Dropping it ends both.
 #[derive(Debug)]
@@ -62,7 +64,7 @@ struct Running {
 impl Streams {
     /// Answers the call `id` on `stream`, unless it is a notification. Then writes the frames of `device` that
     /// `capture` sees there, until the client sends data or closes the connection.
-    pub(crate) fn start(
+    pub(super) fn start(
         &mut self,
         stream: UnixStream,
         device: String,
@@ -92,12 +94,12 @@ impl Streams {
     }
 
     /// Returns the device of each running capture.
-    pub(crate) fn devices(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn devices(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter(|running| !running.is_finished()).map(|running| running.device.as_str())
     }
 
     /// Ends the captures of a device.
-    pub(crate) fn end_of(&mut self, device: &str) {
+    pub(super) fn end_of(&mut self, device: &str) {
         self.0.retain(|running| running.device != device);
     }
 }

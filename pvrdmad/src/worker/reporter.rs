@@ -1,96 +1,28 @@
 //! Makes the report of a device from the device itself.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pvrdma_base::Counter;
-use pvrdma_dev::{DeviceStatus, LimitError, LimitStatus, ObjectKind, PvrdmaDevice};
+use pvrdma_dev::DeviceStatus;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_link::Link;
-use pvrdma_pci_function::PciFunction;
-use pvrdma_rxe::{DeviceFlows, DeviceShare, Rxe, Uplink, capture::CaptureCounts, faults::DeviceFaults};
-use pvrdma_verbs::{Backend, VerbsError};
+use pvrdma_rxe::{DeviceFlows, DeviceShare, Uplink, capture::CaptureCounts, faults::DeviceFaults};
+use pvrdma_verbs::VerbsError;
 use pvrdma_vfio_user_server::{ConnectionStats, IrqTable, pin_advice};
 use pvrdma_vmxnet3::Vmxnet3Device;
 use serde_json::{Map, Value};
 
-use super::catalogue::{Catalogue, describe_counters};
-use super::former::FormerCounts;
-use super::report::{
-    AddressReport, CaptureReport, ClientReport, DeviceReport, FlowReport, LinkReport, MemoryReport, NetworkReport,
-    NicReport, ShareReport, by_name, port_word,
-};
+use super::any_device::AnyDevice;
+use super::backend::Adapter;
 use crate::config::{Device, LinkState, SocketPlace};
 use crate::doorbells::Doorbells;
 use crate::failures::FailureCounts;
 use crate::protocol::Carrier;
-
-/// A device with any backend.
-pub(crate) trait AnyDevice: PciFunction {
-    fn device_status(&self) -> DeviceStatus;
-
-    /// Sets its link up or down.
-    ///
-    /// # Errors
-    /// The link belongs to an adapter that other devices use as well.
-    fn set_link(&self, up: bool) -> Result<bool, VerbsError>;
-
-    /// Sets the MTU of the route to other hosts, in bytes. `None` restores the configured MTU.
-    fn set_uplink_mtu(&self, bytes: Option<u32>);
-
-    /// Informs the driver that its adapter has changed the GID table.
-    fn gid_table_changed(&self);
-
-    /// Makes the device fail: all objects are lost, and the driver is told.
-    fn fail(&self);
-
-    /// Sets limits.
-    ///
-    /// # Errors
-    /// There is no such limit, or the value is out of range.
-    fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), LimitError>;
-
-    /// Returns its limits.
-    fn limits(&self) -> Vec<LimitStatus>;
-
-    /// Returns its objects of a kind as data.
-    fn device_objects(&self, kind: ObjectKind) -> Value;
-}
-
-impl<B: Backend + 'static> AnyDevice for PvrdmaDevice<B> {
-    fn device_status(&self) -> DeviceStatus {
-        self.status()
-    }
-
-    fn set_link(&self, up: bool) -> Result<bool, VerbsError> {
-        Self::set_link(self, up)
-    }
-
-    fn set_uplink_mtu(&self, bytes: Option<u32>) {
-        Self::set_uplink_mtu(self, bytes);
-    }
-
-    fn gid_table_changed(&self) {
-        Self::gid_table_changed(self);
-    }
-
-    fn fail(&self) {
-        Self::fail(self);
-    }
-
-    fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), LimitError> {
-        Self::set_limits(self, values)
-    }
-
-    fn limits(&self) -> Vec<LimitStatus> {
-        Self::limits(self)
-    }
-
-    fn device_objects(&self, kind: ObjectKind) -> Value {
-        self.inspect_objects(kind)
-    }
-}
+use crate::status::{
+    AddressReport, CaptureReport, Catalogue, ClientReport, DeviceReport, FlowReport, FormerCounts, LinkReport,
+    MemoryReport, NetworkReport, NicReport, ShareReport, by_name, describe_counters, port_word,
+};
 
 /// Reports the client of a socket.
 fn client(stats: &ConnectionStats) -> ClientReport {
@@ -98,12 +30,12 @@ fn client(stats: &ConnectionStats) -> ClientReport {
 }
 
 /// Sources of reports about a network function.
-pub(crate) struct NicReporter {
-    pub(crate) device: Arc<Vmxnet3Device>,
-    pub(crate) irqs: Arc<IrqTable>,
-    pub(crate) stats: Arc<ConnectionStats>,
+pub(super) struct NicReporter {
+    pub(super) device: Arc<Vmxnet3Device>,
+    pub(super) irqs: Arc<IrqTable>,
+    pub(super) stats: Arc<ConnectionStats>,
     /// Counts of former processes.
-    pub(crate) former: FormerCounts,
+    pub(super) former: FormerCounts,
 }
 
 impl NicReporter {
@@ -114,7 +46,7 @@ impl NicReporter {
     }
 
     /// Returns its counts for the next process.
-    pub(crate) fn counts(&self) -> FormerCounts {
+    pub(super) fn counts(&self) -> FormerCounts {
         FormerCounts::of(&self.counters(), &[], &[])
     }
 
@@ -133,48 +65,48 @@ impl NicReporter {
 }
 
 /// Sources of reports about a device.
-pub(crate) struct Reporter {
-    pub(crate) device: Device,
-    pub(crate) function: Arc<dyn AnyDevice>,
+pub(super) struct Reporter {
+    pub(super) device: Device,
+    pub(super) function: Arc<dyn AnyDevice>,
     /// Links of its functions.
-    pub(crate) links: Arc<DeviceLinks>,
-    pub(crate) memory: Arc<DmaSpace>,
-    pub(crate) irqs: Arc<IrqTable>,
-    pub(crate) stats: Arc<ConnectionStats>,
+    pub(super) links: Arc<DeviceLinks>,
+    pub(super) memory: Arc<DmaSpace>,
+    pub(super) irqs: Arc<IrqTable>,
+    pub(super) stats: Arc<ConnectionStats>,
     /// Name of the network.
-    pub(crate) network: String,
+    pub(super) network: String,
     /// Longest IP packet of the network, in bytes.
-    pub(crate) mtu: u32,
+    pub(super) mtu: u32,
     /// Its share and its use of it.
-    pub(crate) share: Option<DeviceShare>,
+    pub(super) share: Option<DeviceShare>,
     /// Its faults on request.
-    pub(crate) faults: Option<DeviceFaults>,
+    pub(super) faults: Option<DeviceFaults>,
     /// Its traffic counters.
-    pub(crate) flows: Option<DeviceFlows>,
+    pub(super) flows: Option<DeviceFlows>,
     /// Numbers of its failed queue pairs.
-    pub(crate) failed: Option<Arc<FailureCounts>>,
+    pub(super) failed: Option<Arc<FailureCounts>>,
     /// The device's port at the uplink, if there is one.
-    pub(crate) port: Option<Uplink>,
+    pub(super) port: Option<Uplink>,
     /// The link to its network function, if QEMU emulates that.
-    pub(crate) nic_link: Option<Arc<dyn Link>>,
-    /// The software adapter, if it is used. It can capture the device's traffic.
-    pub(crate) rxe: Option<Rxe>,
+    pub(super) nic_link: Option<Arc<dyn Link>>,
+    /// The adapter of its network.
+    pub(super) adapter: Arc<dyn Adapter>,
     /// The network function beside it, if this daemon emulates it.
-    pub(crate) nic: Option<NicReporter>,
+    pub(super) nic: Option<NicReporter>,
     /// Its doorbell pages.
-    pub(crate) doorbells: Doorbells,
+    pub(super) doorbells: Doorbells,
     /// Counts of former processes.
-    pub(crate) former: FormerCounts,
+    pub(super) former: FormerCounts,
 }
 
 /// Links of a device's functions, and the reasons that keep them down.
-pub(crate) struct DeviceLinks {
-    pub(crate) function: Arc<dyn AnyDevice>,
-    pub(crate) nic: Option<Arc<Vmxnet3Device>>,
+pub(super) struct DeviceLinks {
+    pub(super) function: Arc<dyn AnyDevice>,
+    pub(super) nic: Option<Arc<Vmxnet3Device>>,
     /// The administrator has set them down.
-    pub(crate) is_down: AtomicBool,
+    pub(super) is_down: AtomicBool,
     /// A fault on request keeps them down.
-    pub(crate) is_faulty: AtomicBool,
+    pub(super) is_faulty: AtomicBool,
 }
 
 impl DeviceLinks {
@@ -183,7 +115,7 @@ impl DeviceLinks {
     ///
     /// # Errors
     /// The link belongs to an adapter that other devices use as well.
-    pub(crate) fn set(&self, carrier: Carrier) -> Result<(), VerbsError> {
+    pub(super) fn set(&self, carrier: Carrier) -> Result<(), VerbsError> {
         let held = [&self.is_down, &self.is_faulty].iter().any(|held| held.load(Ordering::Relaxed));
         let up = !held && carrier.state == LinkState::Up;
         self.function.set_uplink_mtu(carrier.mtu);
@@ -195,7 +127,7 @@ impl DeviceLinks {
     }
 
     /// Keeps the links down for a fault, or ends that. The caller holds the lock of `carrier`.
-    pub(crate) fn hold_for_fault(&self, held: bool, carrier: Carrier) {
+    pub(super) fn hold_for_fault(&self, held: bool, carrier: Carrier) {
         self.is_faulty.store(held, Ordering::Relaxed);
         // Only the host's adapter refuses, and that has no faults on request.
         let _ = self.set(carrier);
@@ -203,7 +135,7 @@ impl DeviceLinks {
 }
 
 impl Reporter {
-    pub(crate) fn report(&self) -> DeviceReport {
+    pub(super) fn report(&self) -> DeviceReport {
         let (status, port) = self.status();
         let rules = &self.device.config.rules;
         DeviceReport {
@@ -258,13 +190,13 @@ impl Reporter {
     }
 
     /// Returns its counts for the next process.
-    pub(crate) fn counts(&self) -> FormerCounts {
+    pub(super) fn counts(&self) -> FormerCounts {
         let (status, port) = self.status();
         FormerCounts::of(&status.counters, &status.adapter, &port)
     }
 
     /// Adds descriptions of the counters in the report.
-    pub(crate) fn describe(&self, known: &mut Catalogue) {
+    pub(super) fn describe(&self, known: &mut Catalogue) {
         let status = self.function.device_status();
         let (irqs, stats) = (self.irqs.counters.list(), self.stats.counters.list());
         let own = [status.counters, status.adapter, irqs, stats, self.doorbells.counters()].concat();
@@ -283,8 +215,7 @@ impl Reporter {
     }
 
     fn capture_report(&self) -> CaptureReport {
-        let CaptureCounts { active, captured, dropped } =
-            self.rxe.as_ref().map_or_else(CaptureCounts::default, |rxe| rxe.capture_counts(self.device.config.mac));
+        let CaptureCounts { active, captured, dropped } = self.adapter.capture_counts(self.device.config.mac);
         CaptureReport { active: active as u64, frames: captured, dropped }
     }
 }

@@ -2,10 +2,8 @@
 //! [`Request`]s that are not internal.
 //!
 //! A change, such as `remove-device`, is complete when it is answered. After the response to `capture`, the connection
-//! carries a capture in pcapng (see [`crate::capture`]) until the client shuts down its half; after the response to
-//! `events`, it carries notifications (see [`crate::events`]).
-
-mod client;
+//! carries a capture in pcapng until the client shuts down its half; after the response to `events`, it carries
+//! notifications (see [`crate::events`]).
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -25,20 +23,14 @@ use pvrdma_base::{
 use rustix::event::{EventfdFlags, PollFlags};
 use serde_json::Value;
 
-pub(crate) use self::client::{ask, start_replacing};
-pub use self::client::{
-    ask_objects, ask_status, ask_status_within, ask_traffic, change, limits, share, start_capture, start_events,
-    upgrade,
-};
 use pvrdma_vfio_user_server::socket::SocketFile;
 
 use crate::control_access::ControlAccess;
 use crate::notify;
 use crate::protocol::json_rpc::{self, Call, CallRefused, Method};
-use crate::protocol::{Reply, Request};
+use crate::protocol::{REPLACE_VERSION, Reply, Request};
 use crate::status::{DaemonStatus, by_name, describe_counters};
 use crate::stop::wait;
-use crate::supervisor::replace::REPLACE_VERSION;
 use crate::supervisor::{CaptureError, Supervisor};
 
 /// Prefix of log lines.

@@ -1,30 +1,106 @@
-//! The backend, as written on the command line and in the file.
+//! The backend `ibverbs`: an RDMA adapter of the host.
 
-use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use pvrdma_ibverbs::{CmMode, GidIndex, IbverbsConfig};
+use pvrdma_ibverbs::{CmMode, GidIndex, HostAddresses, IbverbsConfig};
+use pvrdma_rxe::{ShareConfig, VlanMode};
 use pvrdma_verbs::Network;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-use super::keys::{deserialize_from_str, keys};
-use super::pairs::{Syntax, from_pairs};
+use super::settings::{About, Feature, Settings};
+use crate::config::error::ConfigError;
+use crate::config::keys::{Keys, deserialize_from_str, keys};
+use crate::config::network;
+use crate::config::pairs::{Syntax, from_pairs};
+use crate::sandbox::Profile;
 
-/// The adapter that carries the traffic.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BackendSpec {
-    /// The software adapter.
-    #[default]
-    Rxe,
-    /// The host's adapter.
-    Ibverbs(IbverbsConfig),
+/// Description.
+pub(super) const ABOUT: About = About {
+    name: "ibverbs",
+    syntax: "ibverbs,device=NAME",
+    help: "an RDMA adapter of this host",
+    section: "\
+`ibverbs,KEY=VALUE,...` uses an RDMA adapter of the host, see [The host's adapter](host-adapter.md).
+Its keys:
+",
+    keys: IbverbsSpec::KEYS,
+};
+
+/// Parses the keys.
+///
+/// # Errors
+/// They are wrong, or there are none.
+pub(super) fn parse(keys: Option<&str>) -> Result<IbverbsConfig, String> {
+    let pairs = keys.ok_or("the backend ibverbs needs a device (device=NAME)")?;
+    let syntax = Syntax { separator: ',', assign: '=', of: "the backend ibverbs" };
+    from_pairs::<IbverbsSpec>(pairs, syntax)?.resolve()
+}
+
+impl Settings for IbverbsConfig {
+    fn describe(&self) -> String {
+        format!("ibverbs ({} port {})", self.device, self.port)
+    }
+
+    /// The host's adapter is used by a single network, whose settings belong to the host's administrator.
+    fn check(&self, networks: &[network::Network]) -> Result<(), ConfigError> {
+        let problem = "uplink and nic belong to the backend rxe; with ibverbs the host's adapter is the network";
+        let devices = || networks.iter().flat_map(|network| &network.devices);
+        if let Some(device) = devices().find(|device| device.nic_socket.is_some()) {
+            let problem = problem.replace("nic", "nic-socket");
+            return Err(ConfigError::Device { name: device.config.name.clone(), problem });
+        }
+        if let Some(network) = networks.iter().find(|network| network.uplink.is_some()) {
+            let problem = problem.to_owned();
+            return Err(match network.devices.first() {
+                Some(device) => ConfigError::Device { name: device.config.name.clone(), problem },
+                None => ConfigError::Network { name: network.name.clone(), problem },
+            });
+        }
+        if let [first, second, ..] = networks {
+            let problem = format!(
+                "with ibverbs the host's adapter is the one network, which cannot keep it apart from {}",
+                first.name
+            );
+            return Err(ConfigError::Network { name: second.name.clone(), problem });
+        }
+        if let Some(device) = devices().find(|device| device.share != ShareConfig::default()) {
+            let problem = "weight, rates and burst belong to the backend rxe".to_owned();
+            return Err(ConfigError::Device { name: device.config.name.clone(), problem });
+        }
+        if let Some(network) = networks.iter().find(|network| network.vlan != VlanMode::Untagged) {
+            let problem = "vlan belongs to the backend rxe".to_owned();
+            return Err(ConfigError::Network { name: network.name.clone(), problem });
+        }
+        Ok(())
+    }
+
+    fn has(&self, feature: Feature) -> Result<(), &'static str> {
+        Err(match feature {
+            Feature::Links => "the link is that of the host's adapter, which other devices use as well",
+            Feature::Shares => "the host's adapter shares itself out",
+            Feature::Faults => "the host's adapter has no faults on request",
+            Feature::MeasuredDoorbells => "it has not been measured on the host's adapter",
+        })
+    }
+
+    fn profile(&self, _: bool) -> Profile {
+        Profile::Ibverbs
+    }
+
+    fn adapter(&self) -> Option<&str> {
+        Some(&self.device)
+    }
+
+    fn host_addresses(&self) -> Result<Option<Arc<HostAddresses>>, String> {
+        pvrdma_ibverbs::host_addresses(self).map_err(|problem| format!("{}: {problem}", self.device))
+    }
 }
 
 keys! {
     /// The backend `ibverbs`: an RDMA adapter of the host.
-    pub(crate) struct IbverbsSpec {
+    struct IbverbsSpec {
         /// RDMA device, by its name in `rdma link`.
         ["device", "NAME", "required"]
         device: String,
@@ -93,7 +169,7 @@ impl IbverbsSpec {
 
 /// A port number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Port(u8);
+struct Port(u8);
 
 impl FromStr for Port {
     type Err = String;
@@ -108,7 +184,7 @@ deserialize_from_str!(Port);
 
 /// `auto` or a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct GidChoice(GidIndex);
+struct GidChoice(GidIndex);
 
 impl FromStr for GidChoice {
     type Err = String;
@@ -128,7 +204,7 @@ deserialize_from_str!(GidChoice);
 
 /// `given`, or networks with `+` between them.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Addresses(Vec<Network>);
+struct Addresses(Vec<Network>);
 
 impl FromStr for Addresses {
     type Err = String;
@@ -146,7 +222,7 @@ deserialize_from_str!(Addresses);
 /// Reach of the guests' connection managers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Cm {
+enum Cm {
     /// As far as possible.
     Auto,
     /// All hosts.
@@ -161,78 +237,6 @@ impl From<Cm> for CmMode {
             Cm::Auto => Self::Auto,
             Cm::Umad => Self::Umad,
             Cm::Local => Self::Local,
-        }
-    }
-}
-
-impl FromStr for BackendSpec {
-    type Err = String;
-
-    /// Parses `rxe` or `ibverbs,device=NAME,key=value…`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (kind, rest) = text.split_once(',').map_or((text, None), |(kind, rest)| (kind, Some(rest)));
-        match (kind, rest) {
-            ("rxe", None) => Ok(Self::Rxe),
-            ("rxe", Some(_)) => Err("the backend rxe has no options".to_owned()),
-            ("ibverbs", None) => Err("the backend ibverbs needs a device (device=NAME)".to_owned()),
-            ("ibverbs", Some(pairs)) => {
-                let syntax = Syntax { separator: ',', assign: '=', of: "the backend ibverbs" };
-                from_pairs::<IbverbsSpec>(pairs, syntax)?.resolve().map(Self::Ibverbs)
-            }
-            _ => Err(format!("'{kind}' is not one of rxe or ibverbs,device=NAME")),
-        }
-    }
-}
-
-impl fmt::Display for BackendSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Rxe => f.write_str("rxe"),
-            Self::Ibverbs(config) => write!(f, "ibverbs ({} port {})", config.device, config.port),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words() {
-        assert_eq!("rxe".parse(), Ok(BackendSpec::Rxe));
-        let text = "ibverbs,device=mlx5_0,port=2,gid-index=3,max-pinned=4096,poll=0,cm=umad";
-        let Ok(BackendSpec::Ibverbs(config)) = text.parse() else { panic!("{text}") };
-        assert_eq!((config.device.as_str(), config.port, config.gid_index), ("mlx5_0", 2, GidIndex::Fixed(3)));
-        assert_eq!((config.max_pinned, config.poll, config.cm), (4096, Duration::ZERO, CmMode::Umad));
-        let Ok(BackendSpec::Ibverbs(config)) = "ibverbs,device=a,addresses=10.0.0.0/8+fd00::/64".parse() else {
-            panic!()
-        };
-        let networks: Vec<_> = config.add_addresses.iter().map(ToString::to_string).collect();
-        assert_eq!(networks, ["10.0.0.0/8", "fd00::/64"]);
-        let given = "ibverbs,device=rxe0,addresses=given";
-        assert_eq!(given.parse(), Ok(BackendSpec::Ibverbs(IbverbsConfig::new("rxe0"))));
-        assert_eq!("ibverbs,device=rxe0,gid-index=auto".parse(), Ok(BackendSpec::Ibverbs(IbverbsConfig::new("rxe0"))));
-    }
-
-    #[test]
-    fn mistakes() {
-        for (text, word) in [
-            ("verbs", "rxe"),
-            ("rxe,device=a", "no options"),
-            ("ibverbs", "device=NAME"),
-            ("ibverbs,device=../a", "device=NAME"),
-            ("ibverbs,device", "KEY=VALUE"),
-            ("ibverbs,device=a,port=0", "port"),
-            ("ibverbs,device=a,port=999", "port"),
-            ("ibverbs,device=a,gid-index=x", "gid-index"),
-            ("ibverbs,device=a,cm=yes", "cm: 'yes' is not one of auto, umad, local"),
-            ("ibverbs,device=a,device=b", "twice"),
-            ("ibverbs,device=a,addresses=10.0.0.1", "network"),
-            ("ibverbs,device=a,addresses=10.0.0.0/8+", "network"),
-            ("ibverbs,device=a,speed=9", "speed"),
-        ] {
-            let error = text.parse::<BackendSpec>().unwrap_err();
-            assert!(error.contains(word), "{text}: {error}");
         }
     }
 }

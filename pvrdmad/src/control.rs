@@ -19,9 +19,9 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::protocol::{Request, Upgraded, is_printable_json, json_rpc, printable, printable_text};
+use crate::protocol::{REPLACE_VERSION, Request, Upgraded, json_rpc};
 use crate::status::{DaemonStatus, QueuePairTraffic};
-use crate::supervisor::replace::REPLACE_VERSION;
+use crate::text::{is_printable_json, printable, printable_text};
 
 /// Longest answer that the client accepts, in bytes.
 const MAX_RESPONSE: usize = 64 << 20;

@@ -1,0 +1,115 @@
+//! The software adapter.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use pvrdma_base::LogLimit;
+use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
+use pvrdma_guest_memory::DmaSpace;
+use pvrdma_packet::MacAddr;
+use pvrdma_pci_function::InterruptSink;
+use pvrdma_rxe::{
+    DeviceShare, ObservedConflicts, ObservedFailures, PortConfig, Rxe, RxeConfig, ShareConfig, Uplink,
+    capture::{Capture, CaptureConfig, CaptureCounts},
+};
+use pvrdma_verbs::VerbsError;
+
+use super::adapter::{Adapter, Created, Parts};
+use crate::config::{Device, Network};
+use crate::failures::{FailureCounts, FailureLog};
+use crate::protocol::NetworkSetup;
+use crate::worker::Host;
+
+/// The software adapter of a network.
+#[derive(Debug)]
+pub(super) struct Software {
+    rxe: Rxe,
+    failures: Arc<FailureLog>,
+    host: Arc<dyn Host>,
+}
+
+impl Software {
+    /// Creates the adapter. Failed queue pairs of its devices go to `failures`.
+    ///
+    /// # Errors
+    /// A thread or a descriptor cannot be created.
+    pub(super) fn start(setup: &NetworkSetup, host: &Arc<dyn Host>, failures: &Arc<FailureLog>) -> Result<Self> {
+        let Network { vlan, local, port_threads, .. } = setup.network;
+        let workers = setup.engine_threads;
+        let config = RxeConfig { workers, vlan, local, port_threads, one_uplink: true, ..RxeConfig::default() };
+        let rxe = Rxe::new(config).context("backend rxe")?;
+        Ok(Self { rxe, failures: Arc::clone(failures), host: Arc::clone(host) })
+    }
+
+    /// Returns an observer that keeps failed queue pairs, and reports those that the log has to the host.
+    fn observe_failures(&self, device: &Device, counts: &Arc<FailureCounts>) -> ObservedFailures {
+        let (name, host) = (device.config.name.clone(), Arc::clone(&self.host));
+        let (log, counts) = (Arc::clone(&self.failures), Arc::clone(counts));
+        self.rxe.observe_failures(device.config.mac, move |failure| {
+            log.add(&name, &counts, failure);
+            if failure.logged {
+                let peer = IpAddr::from(failure.peer.0).to_canonical();
+                host.queue_pair_failed(&name, failure.qpn.get(), peer, (failure.cause, &failure.history));
+            }
+        })
+    }
+
+    /// Returns an observer that reports hosts beyond the uplink that use addresses of a device, to the log and the
+    /// host.
+    fn observe_conflicts(&self, device: &Device) -> ObservedConflicts {
+        let (name, host) = (device.config.name.clone(), Arc::clone(&self.host));
+        let log = LogLimit::new();
+        self.rxe.observe_conflicts(device.config.mac, move |conflict| {
+            let address = IpAddr::from(conflict.address.0).to_canonical();
+            let then = if conflict.kept { "keeps it" } else { "loses it" };
+            log.warn(module_path!(), &name, format_args!("a host beyond the uplink uses {address}: the device {then}"));
+            host.address_conflict(&name, address, conflict.vlan, conflict.kept);
+        })
+    }
+}
+
+impl Adapter for Software {
+    fn parts(&self, device: &Device) -> Parts {
+        let mac = device.config.mac;
+        let counts = Arc::default();
+        Parts {
+            // The share is set before the device is plugged in, because the new port reads it.
+            share: Some(self.rxe.share(mac, device.share)),
+            faults: Some(self.rxe.faults(mac)),
+            failures: Some((self.observe_failures(device, &counts), counts)),
+            conflicts: Some(self.observe_conflicts(device)),
+            flows: Some(self.rxe.flows(mac)),
+        }
+    }
+
+    fn plug(&self, mac: MacAddr, port: PortConfig) -> Result<Uplink> {
+        Ok(self.rxe.plug(mac, port)?)
+    }
+
+    fn create(
+        &self,
+        config: DeviceConfig,
+        memory: Arc<DmaSpace>,
+        interrupts: Arc<dyn InterruptSink>,
+    ) -> Result<Created, VerbsError> {
+        let function = PvrdmaDevice::new(config, memory, interrupts, &self.rxe)?;
+        Ok(Created { migratable: Ok(Arc::clone(&function) as _), function })
+    }
+
+    fn announce(&self) {
+        self.rxe.announce();
+    }
+
+    fn set_share(&self, share: &DeviceShare, config: ShareConfig) {
+        self.rxe.set_share(share, config);
+    }
+
+    fn capture(&self, mac: MacAddr, config: CaptureConfig) -> Result<Capture> {
+        Ok(self.rxe.capture(mac, config)?)
+    }
+
+    fn capture_counts(&self, mac: MacAddr) -> CaptureCounts {
+        self.rxe.capture_counts(mac)
+    }
+}
