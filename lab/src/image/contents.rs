@@ -14,6 +14,9 @@ pub(super) const LIST: &str = "contents.json";
 /// Folder of a copied image with the copyright file of each source package.
 pub(super) const COPYRIGHT: &str = "copyright";
 
+/// Tools of the builder system that the container image of the lab has beside the copy.
+const TOOLS: [&str; 3] = ["usr/bin/setpriv", "usr/sbin/mke2fs", "usr/sbin/debugfs"];
+
 /// A binary package.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Package {
@@ -135,8 +138,13 @@ impl GuestImage {
     /// Writes the list of the packages, and their copyright files, into a copy of this image.
     pub(super) fn write_contents(&self, copy: &Path) -> Result<()> {
         let builder = Root::read(self.builder_root())?;
+        let mut of_builder = self.builder_parts()?;
+        for tool in TOOLS {
+            of_builder.push(tool.into());
+            of_builder.extend(self.library_paths(tool)?);
+        }
         let roots = [
-            (builder.owners(&self.builder_parts()?)?, builder, "builder"),
+            (builder.owners(&of_builder)?, builder, "builder"),
             with_all(Root::read(self.guest_root())?, "guest.ext4"),
             with_all(Root::read(self.kernel_tree())?, "vmlinuz, initramfs.cpio, guest.ext4"),
         ];

@@ -71,10 +71,15 @@ impl GuestImage {
     pub(super) fn builder_parts(&self) -> Result<Vec<PathBuf>> {
         let mut parts =
             ["usr/bin/qemu-system-x86_64", "usr/share/qemu", "usr/share/seabios"].map(PathBuf::from).to_vec();
-        for library in self.libraries("usr/bin/qemu-system-x86_64")? {
-            parts.push(Path::new(LIBRARIES).join(library.file_name().context("a library without a name")?));
-        }
+        parts.extend(self.library_paths("usr/bin/qemu-system-x86_64")?);
         Ok(parts)
+    }
+
+    /// Returns the loader and the libraries of a program, as paths in the builder system.
+    pub(super) fn library_paths(&self, program: &str) -> Result<Vec<PathBuf>> {
+        let libraries = self.libraries(program)?;
+        let named = libraries.iter().filter_map(|library| library.file_name());
+        Ok(named.map(|name| Path::new(LIBRARIES).join(name)).collect())
     }
 
     /// Returns the loader and the libraries of a program of the builder system.

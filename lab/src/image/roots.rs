@@ -20,8 +20,19 @@ pub(crate) const TOOLS: [&str; 5] =
     ["debootstrap:debootstrap", "mke2fs:e2fsprogs", "setpriv:util-linux", "xz:xz-utils", "cp:coreutils"];
 
 /// Packages of the builder system besides the kernel headers.
-pub(crate) const BUILDER_PACKAGES: [&str; 9] =
-    ["qemu-system-x86", "gcc", "libc6-dev", "make", "xz-utils", "kmod", "libibverbs-dev", "tshark", "iperf3"];
+pub(crate) const BUILDER_PACKAGES: [&str; 10] = [
+    "qemu-system-x86",
+    "gcc",
+    "libc6-dev",
+    "make",
+    "xz-utils",
+    "kmod",
+    "libibverbs-dev",
+    "tshark",
+    "iperf3",
+    // For the container image of the lab.
+    "e2fsprogs",
+];
 
 /// Packages of the guest's system.
 pub(crate) const GUEST_PACKAGES: [&str; 17] = [
