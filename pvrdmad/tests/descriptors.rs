@@ -1,6 +1,5 @@
 //! A client that uses up descriptors. This test runs alone in its process, because it changes the process's limit.
 
-#[path = "it/common/mod.rs"]
 mod common;
 
 use std::fs;

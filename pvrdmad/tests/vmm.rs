@@ -2,7 +2,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-#[path = "it/common/mod.rs"]
 mod common;
 
 use std::fs;

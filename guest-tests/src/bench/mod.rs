@@ -4,8 +4,8 @@
 //! a virtual machine, [`daemon`] the cost of observing a daemon, [`limits`] one daemon with many connections to many
 //! hosts, [`state`] saved state and hand-over, [`wire`] traffic between two processes of this host or of a guest,
 //! [`vm`] and [`network_card`] traffic between guests, [`kvm`] traffic between guests under KVM, [`lab`] the start of
-//! guests, [`host_adapter`] the adapter of a host. [`paired`] compares two builds of this program by these figures. [`published`] generates the
-//! figures of the documents.
+//! guests, [`host_adapter`] the adapter of a host. [`paired`] compares two builds of this program by these figures.
+//! [`published`] generates the figures of the documents.
 
 mod chart;
 mod daemon;
@@ -32,6 +32,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use crate::cli::BenchOptions;
+use figure::Figure;
 use report::{Report, table, write_json};
 use trend::Earlier;
 
@@ -74,32 +75,41 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     for row in rows {
         row.map_or_else(|reason| skipped.push(reason), |figure| figures.push(figure));
     }
-    if !options.no_vm && wanted("vm") {
-        figures.extend(vm::measure(runs)?);
-    }
-    if !options.no_vm && (wanted("sweep") || wanted("guest-sweep")) {
-        figures.extend(vm::sweep(runs)?);
-    }
-    if !options.no_vm && wanted("card") {
-        figures.extend(network_card::measure(runs)?);
-    }
-    if !options.no_vm && wanted("lab") {
-        figures.extend(lab::measure(runs)?);
-    }
-    if !options.no_vm && wanted("kvm") {
-        figures.extend(kvm::measure(runs)?);
-    }
-    if !options.no_vm && wanted("guest") {
-        figures.extend(wire::measure_in_guest(runs)?);
-    }
-    if !options.no_vm && wanted("dumbbell") {
-        figures.extend(wire::dumbbell::measure(runs)?);
-    }
-    if !options.no_vm && wanted("hca") {
-        figures.extend(host_adapter::measure(runs)?);
+    if !options.no_vm {
+        figures.extend(with_machines(wanted, runs)?);
     }
     let report = Report::new(figures, distributions, skipped);
     write(&report, &earlier, &options.output)
+}
+
+/// Measures the wanted parts that need virtual machines.
+fn with_machines(wanted: impl Fn(&str) -> bool, runs: usize) -> Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    if wanted("vm") {
+        figures.extend(vm::measure(runs)?);
+    }
+    if wanted("sweep") || wanted("guest-sweep") {
+        figures.extend(vm::sweep(runs)?);
+    }
+    if wanted("card") {
+        figures.extend(network_card::measure(runs)?);
+    }
+    if wanted("lab") {
+        figures.extend(lab::measure(runs)?);
+    }
+    if wanted("kvm") {
+        figures.extend(kvm::measure(runs)?);
+    }
+    if wanted("guest") {
+        figures.extend(wire::measure_in_guest(runs)?);
+    }
+    if wanted("dumbbell") {
+        figures.extend(wire::dumbbell::measure(runs)?);
+    }
+    if wanted("hca") {
+        figures.extend(host_adapter::measure(runs)?);
+    }
+    Ok(figures)
 }
 
 /// Prints the results, and writes them beside `output` in all forms.

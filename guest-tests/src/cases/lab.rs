@@ -8,10 +8,10 @@ use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::action::steps_of_action;
 use super::case::Case;
 use super::errors::FAULTS;
 use super::recipe::recipe;
-use super::workflow::steps_of_action;
 use crate::image::{GuestImage, executable};
 use crate::lab::{LAB_FAILED, TIMED_OUT, VM_FAILED};
 

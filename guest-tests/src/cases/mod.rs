@@ -1,6 +1,7 @@
 //! The test cases that run in a pair of guests. Cases that link crates of the device belong to the feature `suite`, so
 //! that the demo is built without them.
 
+mod action;
 mod agent;
 mod applications;
 #[cfg(feature = "suite")]

@@ -8,40 +8,17 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
+use super::action::steps_of_action;
 use super::case::{Case, skip};
 use super::lab::{self, RUNNER_TEMP};
-use super::recipe::{action, workflow};
 use crate::daemon::workspace_manifest;
 use crate::image::{GuestImage, HostRoot};
-use crate::workflow::{Step, Values, defaults, evaluate, steps};
+use crate::workflow::Step;
 
 /// The only test.
 pub(crate) fn cases() -> Vec<Case> {
     const WHEN: &str = "builds static release programs; runs when asked for: --only slow/workflow";
     vec![Case::alone("slow/workflow", run).slow(WHEN)]
-}
-
-/// Returns the steps that the document's workflow runs in the action of this repository, each with its script and the
-/// variables of that script.
-pub(super) fn steps_of_action(inputs: &[(&str, &str)]) -> Result<Vec<Step>> {
-    let call = steps(&workflow()?)?.into_iter().find(|step| !step.inputs.is_empty() && is_ours(step));
-    let call = call.context("the workflow does not use the action")?;
-    let action = action()?;
-    let mut values: Values = defaults(&action)?;
-    for name in call.inputs.keys() {
-        ensure!(values.contains_key(name), "the action has no input {name}");
-    }
-    values.extend(call.inputs);
-    values.extend(inputs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
-    let mut steps = steps(&action)?;
-    for value in steps.iter_mut().flat_map(|step| step.environment.values_mut()) {
-        *value = evaluate(value, &values);
-    }
-    Ok(steps)
-}
-
-fn is_ours(step: &Step) -> bool {
-    step.action.as_ref().is_some_and(|action| !action.starts_with("actions/"))
 }
 
 fn run(image: &GuestImage) -> Result<String> {
@@ -94,15 +71,15 @@ fn build(image: &GuestImage, release: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks the list of packages in the archive: each has a source and a copyright file, and the kernel and QEMU are
-/// listed.
+/// Checks the list of packages in the archive: each has a source and a file with its licence, and the kernel and QEMU
+/// are listed.
 fn ensure_listed(release: &Path, directory: &Path) -> Result<()> {
     let archive = release.join(format!("pvrdma-lab-{}.tar.gz", std::env::consts::ARCH));
     let to = directory.join("listed");
     fs::create_dir_all(&to).context("cannot create a directory")?;
     let mut tar = Command::new("tar");
     tar.arg("-xzf").arg(&archive).arg("-C").arg(&to);
-    tar.args(["pvrdma-lab/bed/contents.json", "pvrdma-lab/bed/copyright"]);
+    tar.args(["pvrdma-lab/bed/contents.json", "pvrdma-lab/bed/licences"]);
     ensure!(tar.status().is_ok_and(|status| status.success()), "cannot unpack {}", archive.display());
     let bed = to.join("pvrdma-lab/bed");
     let list: serde_json::Value = serde_json::from_slice(&fs::read(bed.join("contents.json"))?)?;
@@ -110,7 +87,7 @@ fn ensure_listed(release: &Path, directory: &Path) -> Result<()> {
     let text = |package: &serde_json::Value, key: &str| package[key].as_str().unwrap_or_default().to_owned();
     for package in packages {
         ensure!(text(package, "source_url").starts_with("https://snapshot.debian.org/package/"), "{package}");
-        ensure!(bed.join(text(package, "copyright")).is_file(), "no copyright file: {package}");
+        ensure!(bed.join(text(package, "licence_file")).is_file(), "no licence file: {package}");
     }
     for source in ["linux", "qemu", "busybox", "rdma-core", "glibc", "seabios"] {
         ensure!(packages.iter().any(|package| text(package, "source").starts_with(source)), "{source} is not listed");

@@ -10,16 +10,16 @@ use super::deb822::{Paragraph, paragraphs};
 use super::guest_image::GuestImage;
 
 /// File of a copied image that lists the packages.
-pub(super) const LIST: &str = "contents.json";
+const LIST: &str = "contents.json";
 /// Folder of a copied image with the copyright file of each source package.
-pub(super) const COPYRIGHT: &str = "copyright";
+const LICENCES: &str = "licences";
 
 /// Tools of the builder system that the container image of the lab has beside the copy.
 const TOOLS: [&str; 3] = ["usr/bin/setpriv", "usr/sbin/mke2fs", "usr/sbin/debugfs"];
 
 /// A binary package.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Package {
+struct Package {
     name: String,
     version: String,
     /// Name of the source package.
@@ -30,7 +30,7 @@ pub(super) struct Package {
     /// Short names of the licences, if the copyright file is machine-readable.
     licences: BTreeSet<String>,
     /// The copyright file in the copied image, if the package or another one of its source has it.
-    copyright: Option<PathBuf>,
+    licence_file: Option<PathBuf>,
     /// Files of the image that have content of the package.
     parts: BTreeSet<&'static str>,
 }
@@ -55,7 +55,7 @@ impl Package {
             source_version: source_version.to_owned(),
             source_url: format!("https://snapshot.debian.org/package/{source}/{escaped}/"),
             licences: BTreeSet::new(),
-            copyright: None,
+            licence_file: None,
             parts: BTreeSet::new(),
         })
     }
@@ -128,7 +128,8 @@ fn add_files(root: &Path, path: &Path, files: &mut BTreeSet<PathBuf>) -> Result<
     Ok(())
 }
 
-/// Returns a path as it was before Debian moved `/bin`, `/lib` and so on below `/usr`. Lists of packages have both forms.
+/// Returns a path as it was before Debian moved `/bin`, `/lib` and so on below `/usr`. Lists of packages have both
+/// forms.
 fn without_merged_directory(path: &Path) -> PathBuf {
     let path = path.strip_prefix("/").unwrap_or(path);
     path.strip_prefix("usr").unwrap_or(path).to_owned()
@@ -148,7 +149,7 @@ impl GuestImage {
             with_all(Root::read(self.guest_root())?, "guest.ext4"),
             with_all(Root::read(self.kernel_tree())?, "vmlinuz, initramfs.cpio, guest.ext4"),
         ];
-        let folder = copy.join(COPYRIGHT);
+        let folder = copy.join(LICENCES);
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let mut packages: BTreeMap<(String, String), Package> = BTreeMap::new();
         for (names, root, part) in &roots {
@@ -165,7 +166,7 @@ impl GuestImage {
             // A package without the file has a link to one of the same source.
             if let Ok(text) = std::fs::read_to_string(folder.join(&package.source)) {
                 package.licences = licences(&text);
-                package.copyright = Some(Path::new(COPYRIGHT).join(&package.source));
+                package.licence_file = Some(Path::new(LICENCES).join(&package.source));
             }
         }
         let list: Vec<_> = packages.into_values().collect();

@@ -189,8 +189,8 @@ impl GuestImage {
     }
 }
 
-/// Returns the directory of the image: the one in `PVRDMA_BED_DIR`, a copy that was unpacked together with this program,
-/// or the user's own.
+/// Returns the directory of the image: the one in `PVRDMA_BED_DIR`, a copy that was unpacked together with this
+/// program, or the user's own.
 pub(super) fn cache_directory() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("PVRDMA_BED_DIR") {
         return std::path::absolute(dir).context("PVRDMA_BED_DIR is not a usable path");

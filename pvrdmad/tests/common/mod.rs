@@ -387,8 +387,8 @@ impl Raw {
         Self { stream, next_id: 100 }
     }
 
-    /// Sends QEMU's first message. Connects again while the server refuses this client, because it may not have noticed
-    /// yet that the one before is gone.
+    /// Sends QEMU's first message. Connects again while the server turns this client away: a process that another test
+    /// is about to start may hold the socket of the client before.
     pub fn negotiate(&mut self) -> Vec<u8> {
         let mut body = vec![0; 4];
         body.extend(

@@ -89,5 +89,8 @@ fn the_page_of_counters_is_up_to_date() {
         std::fs::write(&path, page()).unwrap();
     }
     let written = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(written == page(), "docs/counters.md is stale: WRITE_DOCUMENTS=1 cargo test -p pvrdmad --test it counters");
+    assert!(
+        written == page(),
+        "docs/counters.md is stale: WRITE_DOCUMENTS=1 cargo test -p pvrdmad --test processes counters"
+    );
 }
