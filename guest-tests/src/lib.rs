@@ -43,13 +43,16 @@ mod shell;
 mod suite;
 mod times;
 mod vmm_pair;
+#[cfg(feature = "suite")]
 mod workflow;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
-use pvrdma_lab::{agent, daemon, endpoints, image, lab, process, vm};
+#[cfg(feature = "suite")]
+use pvrdma_lab::lab;
+use pvrdma_lab::{agent, daemon, endpoints, image, process, vm};
 
 use demo_cli::DemoCli;
 

@@ -1,6 +1,7 @@
 //! The test cases that run in a pair of guests. Cases that link crates of the device belong to the feature `suite`, so
 //! that the demo is built without them.
 
+#[cfg(feature = "suite")]
 mod action;
 mod agent;
 mod applications;
@@ -9,6 +10,7 @@ mod browser;
 mod case;
 mod cloud_hypervisor;
 mod connection;
+#[cfg(feature = "suite")]
 mod container;
 #[cfg(feature = "suite")]
 mod daemon;
@@ -36,7 +38,9 @@ mod kvm_doorbells;
 mod kvm_migrate;
 mod kvm_qemu;
 mod kvm_saved;
+#[cfg(feature = "suite")]
 mod lab;
+#[cfg(feature = "suite")]
 mod lab_rootfs;
 mod lanes;
 mod libvirt;
@@ -69,6 +73,7 @@ mod sockets;
 #[cfg(feature = "suite")]
 mod torture;
 mod two_daemons;
+#[cfg(feature = "suite")]
 mod workflow;
 
 pub(crate) use case::Case;
@@ -114,9 +119,13 @@ fn of_the_device() -> Vec<Case> {
     cases.extend(torture::cases());
     cases.extend(sockets::cases());
     cases.extend(readme::cases());
+    #[cfg(feature = "suite")]
     cases.extend(lab::cases());
+    #[cfg(feature = "suite")]
     cases.extend(lab_rootfs::cases());
+    #[cfg(feature = "suite")]
     cases.extend(container::cases());
+    #[cfg(feature = "suite")]
     cases.extend(workflow::cases());
     #[cfg(feature = "suite")]
     cases.extend(browser::cases());

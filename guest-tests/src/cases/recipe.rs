@@ -15,6 +15,7 @@ pub(super) fn recipe(document: &str, name: &str) -> Result<String> {
 }
 
 /// Returns the workflow of the document about CI.
+#[cfg(feature = "suite")]
 pub(super) fn workflow() -> Result<String> {
     let text = read("docs/ci.md")?;
     let (_, from) = text.split_once("```yaml\n").context("the document has no workflow")?;
@@ -23,6 +24,7 @@ pub(super) fn workflow() -> Result<String> {
 }
 
 /// Returns the action that the workflow uses.
+#[cfg(feature = "suite")]
 pub(super) fn action() -> Result<String> {
     read("action.yml")
 }
