@@ -43,6 +43,7 @@ impl Depths {
 
     /// Returns `true` if transmit completions may wait for the next interrupt, provided that the caller ensures that
     /// one follows.
+    #[cfg(feature = "link")]
     pub(crate) fn tx_waits(&self) -> bool {
         self.tx.load(Ordering::Relaxed) == Self::ANY
     }

@@ -22,7 +22,9 @@ use crate::frame::{Frame, FramePort};
 use crate::intr::Interrupts;
 use crate::receive::{self, Received};
 use crate::regs::{self, BAR_SIZE, RegRead, RegWrite};
-use crate::transmit::{self, Outlet};
+use crate::transmit;
+#[cfg(feature = "link")]
+use crate::transmit::Outlet;
 
 /// BAR of the MSI-X table, the size of that BAR, and the offset of the pending bits in it.
 const MSIX_BAR: u8 = 2;
@@ -142,6 +144,7 @@ impl Vmxnet3Device {
     /// next time, for fairness among queues, and `true` if packets may be left. A doorbell that ran in the meantime may
     /// have found its queue's pending bit cleared and done nothing, so the caller must report the remaining packets
     /// itself.
+    #[cfg(feature = "link")]
     pub(crate) fn transmit_into(&self, first: u32, outlet: &mut dyn Outlet) -> (u32, bool) {
         let pending = &self.core.pending;
         let mut next = first;
@@ -162,11 +165,13 @@ impl Vmxnet3Device {
 
     /// Returns `true` if there are transmit completions for which the guest has not been interrupted yet. The caller
     /// should call [`Self::announce_completions`] soon.
+    #[cfg(feature = "link")]
     pub(crate) fn has_unannounced(&self) -> bool {
         self.core.tx_vectors.load(Ordering::Acquire) != 0
     }
 
     /// Interrupts the guest for packets that have been sent.
+    #[cfg(feature = "link")]
     pub(crate) fn announce_completions(&self) {
         transmit::announce(&self.core);
     }

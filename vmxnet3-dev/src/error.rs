@@ -1,7 +1,6 @@
 //! Errors.
 
 use pvrdma_guest_memory::DmaError;
-use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::abi::queue_desc::QueueDescError;
@@ -9,13 +8,15 @@ use crate::abi::rss_conf::RssConfError;
 
 /// Reason a device cannot be created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// The number of vectors is outside 3 to 25.
     #[error("{0} interrupt vectors, not 3 to 25")]
     Vectors(u16),
     /// The process or system is out of file descriptors for the link.
+    #[cfg(feature = "link")]
     #[error("no descriptor for the link: {0}")]
-    Descriptors(Errno),
+    Descriptors(rustix::io::Errno),
 }
 
 /// Reason a command is refused.

@@ -4,8 +4,8 @@
 //! A VMM creates a [`Vmxnet3Device`] with its guest's memory ([`pvrdma_guest_memory::DmaSpace`]), an
 //! [`InterruptSink`](pvrdma_pci_function::InterruptSink) and a [`FramePort`], and drives it through
 //! [`PciFunction`](pvrdma_pci_function::PciFunction). Frames for the guest are passed to [`Vmxnet3Device::receive`],
-//! followed by [`Vmxnet3Device::flush`] at the end of a batch. A [`NicLink`] does both for callers that move frames in
-//! batches. The crate does not depend on sockets, vfio-user or KVM.
+//! followed by [`Vmxnet3Device::flush`] at the end of a batch. With the feature `link`, a `NicLink` does both for
+//! callers that move frames in batches. The crate does not depend on sockets, vfio-user or KVM.
 //!
 //! # Frames
 //!
@@ -71,6 +71,7 @@ mod error;
 mod filter;
 mod frame;
 mod intr;
+#[cfg(feature = "link")]
 mod link;
 mod offload;
 mod receive;
@@ -90,6 +91,7 @@ pub use config::Vmxnet3Config;
 pub use device::{Vmxnet3Device, Vmxnet3Status};
 pub use error::ConfigError;
 pub use frame::{Checksum, Frame, FrameError, FramePort, MAX_FRAME, MAX_SEGMENTS, MAX_SUPER_FRAME, PortOffloads, Sent};
+#[cfg(feature = "link")]
 pub use link::NicLink;
 pub use receive::Received;
 pub use saved_state::{RestoreError, SaveError};

@@ -19,6 +19,7 @@ const BUDGET: u64 = 32 << 20;
 const FRAME_COST: u64 = 256;
 /// Maximum number of completions that wait for the next interrupt. The limit lets a socket that may have only few
 /// packets in flight continue soon.
+#[cfg(feature = "link")]
 const MAX_WAITING: u32 = 16;
 
 /// Reason the processing of a queue ended.
@@ -148,6 +149,7 @@ pub(crate) fn run(core: &Core, index: usize) {
 ///
 /// Completions may wait until [`announce`] is called: a packet is often answered soon, and one interrupt then reports
 /// the completion and the answer.
+#[cfg(feature = "link")]
 pub(crate) fn run_into(core: &Core, index: usize, outlet: &mut dyn Outlet) -> bool {
     let Some(session) = core.session().clone() else { return false };
     let Some(queue) = session.tx(index) else { return false };
@@ -166,6 +168,7 @@ pub(crate) fn run_into(core: &Core, index: usize, outlet: &mut dyn Outlet) -> bo
 }
 
 /// Interrupts the driver for completions that wait for an interrupt.
+#[cfg(feature = "link")]
 pub(crate) fn announce(core: &Core) {
     let Some(session) = core.session().clone() else { return };
     core.during(&session, |_| {

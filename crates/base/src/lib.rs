@@ -6,7 +6,7 @@
 //! * [`threads`] starts threads and confines each one before it runs any other code; [`EndOnPanic`] ends the process
 //!   when a panic leaves shared state half changed.
 //! * [`Snapshot`] holds the description of an object, taken without waiting for the object's lock.
-//! * [`Random`] generates keys and numbers that a peer must not be able to guess.
+//! * `Random` generates keys and numbers that a peer must not be able to guess (feature `random`).
 //!
 //! The crate depends on no other crate of this workspace, and contains nothing about RDMA, packets or guest memory.
 //! With the feature `serde`, counters and snapshots can be serialized.
@@ -47,6 +47,7 @@
 mod containment;
 mod counters;
 mod log_limit;
+#[cfg(feature = "random")]
 mod random;
 mod snapshot;
 mod thread_kind;
@@ -55,5 +56,6 @@ pub mod threads;
 pub use containment::EndOnPanic;
 pub use counters::{Count, Counter, Kind, Unit};
 pub use log_limit::{DeviceLog, LogLimit};
+#[cfg(feature = "random")]
 pub use random::Random;
 pub use snapshot::{Snapshot, micros};

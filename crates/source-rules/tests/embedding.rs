@@ -17,7 +17,7 @@ const OURS: [(&str, &[&str]); 7] = [
     ("pvrdma-packet", &[]),
     ("pvrdma-pci-slot", &["kvm"]),
     ("pvrdma-rxe", &[]),
-    ("pvrdma-vmxnet3", &[]),
+    ("pvrdma-vmxnet3", &["link"]),
 ];
 
 /// Crates of rust-vmm that it uses, in the versions of this workspace.

@@ -234,6 +234,7 @@ impl TxQueue {
 
     /// Returns `true` if the interrupt for the completed descriptors may be delayed: most of the ring is still
     /// available to the driver, and there are fewer than `most` completions.
+    #[cfg(feature = "link")]
     pub(crate) const fn may_wait(&self, most: u32) -> bool {
         self.completed < most && self.completed_descs < self.entries() / 4
     }
