@@ -29,6 +29,7 @@ pub enum CmMode {
 
 /// Host resources to use, and limits on their use.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct IbverbsConfig {
     /// Name of the RDMA device, as in `/sys/class/infiniband`.
     pub device: String,
@@ -67,3 +68,13 @@ impl IbverbsConfig {
         }
     }
 }
+
+pvrdma_base::setters!(IbverbsConfig {
+    with_port => port: u8,
+    with_gid_index => gid_index: GidIndex,
+    with_max_pinned => max_pinned: u64,
+    with_max_mappings => max_mappings: u64,
+    with_add_addresses => add_addresses: Vec<Network>,
+    with_cm => cm: CmMode,
+    with_poll => poll: Duration,
+});

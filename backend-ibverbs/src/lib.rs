@@ -61,7 +61,7 @@
 //! use pvrdma_ibverbs::{Ibverbs, IbverbsConfig};
 //!
 //! // Port 1 of the adapter; guests use its first RoCE v2 address that is not link-local.
-//! let backend = Ibverbs::new(IbverbsConfig { max_pinned: 4 << 30, ..IbverbsConfig::new("mlx5_0") })?;
+//! let backend = Ibverbs::new(IbverbsConfig::new("mlx5_0").with_max_pinned(4 << 30))?;
 //! # drop(backend);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -16,20 +16,19 @@ pub(crate) const MAX_RD_ATOMIC: u8 = 128;
 pub(crate) fn of(attr: &DeviceAttr) -> HcaLimits {
     let number = |value: i32| u32::try_from(value).unwrap_or(0);
     let rd_atomic = attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom).min(MAX_RD_ATOMIC.into());
-    HcaLimits {
-        max_qp: number(attr.max_qp),
-        max_qp_wr: number(attr.max_qp_wr.min(attr.max_srq_wr)),
-        max_sge: number(attr.max_sge.min(attr.max_srq_sge)),
-        max_cq: number(attr.max_cq),
-        max_cqe: number(attr.max_cqe),
-        max_mr: number(attr.max_mr),
-        max_mr_size: attr.max_mr_size,
-        max_pd: number(attr.max_pd),
-        max_srq: number(attr.max_srq),
-        max_rd_atomic: u8::try_from(rd_atomic).unwrap_or(0),
-        atomics: attr.atomic_cap != 0,
-        memory_management: attr.device_cap_flags & DEVICE_MEM_WINDOW_TYPE_2 != 0,
-    }
+    HcaLimits::NONE
+        .with_max_qp(number(attr.max_qp))
+        .with_max_qp_wr(number(attr.max_qp_wr.min(attr.max_srq_wr)))
+        .with_max_sge(number(attr.max_sge.min(attr.max_srq_sge)))
+        .with_max_cq(number(attr.max_cq))
+        .with_max_cqe(number(attr.max_cqe))
+        .with_max_mr(number(attr.max_mr))
+        .with_max_mr_size(attr.max_mr_size)
+        .with_max_pd(number(attr.max_pd))
+        .with_max_srq(number(attr.max_srq))
+        .with_max_rd_atomic(u8::try_from(rd_atomic).unwrap_or(0))
+        .with_atomics(attr.atomic_cap != 0)
+        .with_memory_management(attr.device_cap_flags & DEVICE_MEM_WINDOW_TYPE_2 != 0)
 }
 
 /// A quantity with an upper limit.
@@ -95,20 +94,19 @@ mod tests {
             ..DeviceAttr::default()
         };
         let limits = of(&attr);
-        let expected = HcaLimits {
-            max_qp: 10,
-            max_qp_wr: 90,
-            max_sge: 5,
-            max_cq: 0,
-            max_cqe: 4096,
-            max_mr: 0x7fff_ffff,
-            max_mr_size: u64::MAX,
-            max_pd: 0,
-            max_srq: 0,
-            max_rd_atomic: 16,
-            atomics: true,
-            memory_management: true,
-        };
+        let expected = HcaLimits::NONE
+            .with_max_qp(10)
+            .with_max_qp_wr(90)
+            .with_max_sge(5)
+            .with_max_cq(0)
+            .with_max_cqe(4096)
+            .with_max_mr(0x7fff_ffff)
+            .with_max_mr_size(u64::MAX)
+            .with_max_pd(0)
+            .with_max_srq(0)
+            .with_max_rd_atomic(16)
+            .with_atomics(true)
+            .with_memory_management(true);
         assert_eq!(limits, expected);
         let many = of(&DeviceAttr { max_qp_rd_atom: 1000, device_cap_flags: !(3 << 23), atomic_cap: 0, ..attr });
         assert_eq!((many.max_rd_atomic, many.memory_management, many.atomics), (MAX_RD_ATOMIC, false, false));

@@ -80,11 +80,11 @@
 //! use std::sync::Arc;
 //!
 //! use pvrdma_link::memory;
-//! use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig};
+//! use pvrdma_rxe::{PortConfig, Rxe, RxeConfig};
 //!
 //! let backend = Rxe::new(RxeConfig::default())?;
 //! let (uplink, cable) = memory::pair(256)?;
-//! let config = PortConfig { uplink: Arc::new(uplink), nic: None, mtu: 1500, rules: PortRules::default() };
+//! let config = PortConfig::new(Arc::new(uplink), 1500);
 //! // The adapter that attaches with this MAC address uses the link for as long as `port` lives.
 //! let port = backend.plug("52:54:00:00:00:01".parse()?, config)?;
 //! # drop((port, cable));

@@ -26,18 +26,17 @@ pub(crate) const VLANS: RangeInclusive<u16> = 1..=4094;
 
 /// Returns the limits that the guest sees.
 pub(crate) const fn hca_limits() -> HcaLimits {
-    HcaLimits {
-        max_qp: MAX_QP,
-        max_qp_wr: 1 << 16,
-        max_sge: 128,
-        max_cq: MAX_CQ,
-        max_cqe: 1 << 23,
-        max_mr: MAX_MR,
-        max_mr_size: 1 << 40,
-        max_pd: MAX_PD,
-        max_srq: MAX_SRQ,
-        max_rd_atomic: MAX_RD_ATOMIC,
-        atomics: true,
-        memory_management: true,
-    }
+    HcaLimits::NONE
+        .with_max_qp(MAX_QP)
+        .with_max_qp_wr(1 << 16)
+        .with_max_sge(128)
+        .with_max_cq(MAX_CQ)
+        .with_max_cqe(1 << 23)
+        .with_max_mr(MAX_MR)
+        .with_max_mr_size(1 << 40)
+        .with_max_pd(MAX_PD)
+        .with_max_srq(MAX_SRQ)
+        .with_max_rd_atomic(MAX_RD_ATOMIC)
+        .with_atomics(true)
+        .with_memory_management(true)
 }

@@ -27,6 +27,7 @@ use crate::shared::Shared;
 
 /// Configuration of the engine.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct RxeConfig {
     /// Number of worker threads. With 0, nothing runs in the background: call [`Rxe::run_ready`].
     pub workers: usize,
@@ -69,6 +70,19 @@ impl Default for RxeConfig {
         }
     }
 }
+
+pvrdma_base::setters!(RxeConfig {
+    with_workers => workers: usize,
+    with_inline_bytes => inline_bytes: u64,
+    with_inline_requests => inline_requests: u32,
+    with_worker_bytes => worker_bytes: u64,
+    with_worker_requests => worker_requests: u32,
+    with_clock => clock: Arc<dyn Clock>,
+    with_vlan => vlan: VlanMode,
+    with_local => local: bool,
+    with_port_threads => port_threads: usize,
+    with_one_uplink => one_uplink: bool,
+});
 
 /// Conflict: a host beyond the uplink uses an address that a device holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

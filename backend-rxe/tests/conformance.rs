@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use pvrdma_link::memory;
-use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, RxeHca, Uplink};
+use pvrdma_rxe::{PortConfig, Rxe, RxeConfig, RxeHca, Uplink};
 use pvrdma_verbs::conformance::Profile;
 use pvrdma_verbs::testing::mac;
 use pvrdma_verbs::{Backend, DeviceContext, VerbsError};
@@ -16,7 +16,7 @@ fn engine() -> Rxe {
 
 /// One whose ports have several threads.
 fn with_port_threads() -> Rxe {
-    Rxe::new(RxeConfig { port_threads: 3, ..RxeConfig::default() }).unwrap()
+    Rxe::new(RxeConfig::default().with_port_threads(3)).unwrap()
 }
 
 /// Two engines with a cable between devices 1 and 2, as if on two hosts.
@@ -32,7 +32,7 @@ impl Cabled {
         let engines = [with_port_threads(), engine()];
         let (near, far) = memory::pair(10_000).unwrap();
         let plug = |rxe: &Rxe, number, link| {
-            let config = PortConfig { uplink: Arc::new(link), nic: None, mtu: 4500, rules: PortRules::default() };
+            let config = PortConfig::new(Arc::new(link), 4500);
             rxe.plug(mac(number), config).unwrap()
         };
         let uplinks = [plug(&engines[0], 1, near), plug(&engines[1], 2, far)];

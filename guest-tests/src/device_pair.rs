@@ -83,7 +83,7 @@ impl Side {
         // Tests on the host's adapter give the host the same address.
         let addresses = AddressRule { listed: vec![[10, 0, 0, host].into()], ..AddressRule::default() };
         let rules = Rules { addresses, ..Rules::default() };
-        let config = DeviceConfig { limits: options.limits, rules, ..DeviceConfig::new(format!("guest{host}"), mac) };
+        let config = DeviceConfig::new(format!("guest{host}"), mac).with_limits(options.limits).with_rules(rules);
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), backend)?;
         let observed = Arc::clone(&device);
         let side = Self::on(device, memory, &irqs, host, options)?;

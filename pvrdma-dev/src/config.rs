@@ -18,6 +18,7 @@ pub(crate) const PKEYS: u16 = 1;
 
 /// Configuration of a device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DeviceConfig {
     /// Name in logs and status.
     pub name: String,
@@ -59,11 +60,6 @@ impl DeviceConfig {
         }
     }
 
-    /// Returns the same configuration with other limits.
-    pub(crate) fn with_limits(&self, limits: Limits) -> Self {
-        Self { limits, ..self.clone() }
-    }
-
     /// Returns the limits and capabilities of a device with this configuration and an adapter with these limits.
     pub(crate) fn effective(&self, hca: &HcaLimits) -> Result<(Limits, Caps), VerbsError> {
         if !(VERSION_MIN..=VERSION_QP_HANDLE).contains(&self.version) {
@@ -77,6 +73,16 @@ impl DeviceConfig {
         Ok((limits, caps))
     }
 }
+
+pvrdma_base::setters!(DeviceConfig {
+    with_version => version: u32,
+    with_roce => roce: GidType,
+    with_limits => limits: Limits,
+    with_intx => intx: bool,
+    with_posted_doorbells => posted_doorbells: bool,
+    with_random => random: Random,
+    with_rules => rules: Rules,
+});
 
 impl Limits {
     /// Returns the capabilities that advertise these limits (section 2.4).
@@ -150,7 +156,7 @@ mod tests {
 
     #[test]
     fn the_adapter_bounds_the_capabilities() {
-        let hca = HcaLimits { max_qp_wr: 1000, atomics: false, memory_management: false, ..LIMITS };
+        let hca = LIMITS.with_max_qp_wr(1000).with_atomics(false).with_memory_management(false);
         let (limits, caps) = config().effective(&hca).unwrap();
         assert_eq!((caps.max_qp_wr, caps.atomic_ops, caps.bmme_flags), (512, 0, 0));
         assert_eq!(limits.verbs.max_qp_wr, 512);

@@ -138,7 +138,7 @@ impl<H: Hca> Core<H> {
 
     /// Returns the offer to a driver that starts now.
     fn next_offer(&self) -> Result<Offer, VerbsError> {
-        offer(&self.config.with_limits(*self.wanted.lock()), &self.hca, &self.budget)
+        offer(&self.config.clone().with_limits(*self.wanted.lock()), &self.hca, &self.budget)
     }
 
     /// Renews the offer when a driver starts: there are no objects then, and the configured limits take effect.

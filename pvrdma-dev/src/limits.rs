@@ -32,6 +32,7 @@ pub enum LimitError {
 /// [`HcaLimits`] if adapters have it as well), a default, and a row in the table below. Its place in the guest's
 /// structure is in `abi/dsr.rs`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Limits {
     /// Limits that an adapter has as well: the smaller of both is in force.
     #[serde(flatten)]
@@ -49,23 +50,31 @@ pub struct Limits {
     pub max_memory: u64,
 }
 
+pvrdma_base::setters!(const Limits {
+    with_verbs => verbs: HcaLimits,
+    with_max_srq_wr => max_srq_wr: u32,
+    with_max_uar => max_uar: u32,
+    with_max_ah => max_ah: u32,
+    with_gid_table => gid_table: u32,
+    with_max_memory => max_memory: u64,
+});
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            verbs: HcaLimits {
-                max_qp: 16_384,
-                max_qp_wr: 16_384,
-                max_sge: 16,
-                max_cq: 16_384,
-                max_cqe: 1 << 22,
-                max_mr: 65_536,
-                max_mr_size: 1 << 30,
-                max_pd: 16_384,
-                max_srq: 1024,
-                max_rd_atomic: u8::MAX,
-                atomics: true,
-                memory_management: true,
-            },
+            verbs: HcaLimits::NONE
+                .with_max_qp(16_384)
+                .with_max_qp_wr(16_384)
+                .with_max_sge(16)
+                .with_max_cq(16_384)
+                .with_max_cqe(1 << 22)
+                .with_max_mr(65_536)
+                .with_max_mr_size(1 << 30)
+                .with_max_pd(16_384)
+                .with_max_srq(1024)
+                .with_max_rd_atomic(u8::MAX)
+                .with_atomics(true)
+                .with_memory_management(true),
             max_srq_wr: 16_384,
             max_uar: 1024,
             max_ah: 65_536,
@@ -351,15 +360,15 @@ mod tests {
 
     #[test]
     fn the_adapter_bounds_everything() {
-        let wide = Limits { verbs: HcaLimits { max_qp: 65_535, max_sge: 100, ..LIMITS }, ..Limits::default() };
-        let wide = Limits { verbs: HcaLimits { max_mr_size: 1 << 30, ..wide.verbs }, ..wide };
-        let hca = HcaLimits { max_qp: u32::MAX, max_qp_wr: 1000, max_sge: 1000, atomics: false, ..LIMITS };
+        let wide = Limits { verbs: LIMITS.with_max_qp(65_535).with_max_sge(100), ..Limits::default() };
+        let wide = Limits { verbs: wide.verbs.with_max_mr_size(1 << 30), ..wide };
+        let hca = LIMITS.with_max_qp(u32::MAX).with_max_qp_wr(1000).with_max_sge(1000).with_atomics(false);
         let limits = wide.bounded_by(&hca).unwrap();
         let verbs = limits.verbs;
         assert_eq!((verbs.max_qp, verbs.max_qp_wr, verbs.max_sge, limits.max_srq_wr), (65_535, 512, 64, 512));
         assert_eq!((verbs.max_cq, verbs.max_rd_atomic, verbs.atomics), (LIMITS.max_cq, LIMITS.max_rd_atomic, false));
-        assert!(wide.bounded_by(&HcaLimits { max_qp_wr: 0, ..hca }).is_err());
-        assert!(wide.bounded_by(&HcaLimits { max_qp: 2, ..hca }).is_err());
+        assert!(wide.bounded_by(&hca.with_max_qp_wr(0)).is_err());
+        assert!(wide.bounded_by(&hca.with_max_qp(2)).is_err());
     }
 
     #[test]
@@ -415,11 +424,7 @@ mod tests {
             entry.set(entry.most).unwrap();
             entry.set(entry.least).unwrap();
         }
-        assert!(
-            Limits { verbs: HcaLimits { max_sge: 129, ..Limits::default().verbs }, ..Limits::default() }
-                .check()
-                .is_err()
-        );
+        assert!(Limits { verbs: Limits::default().verbs.with_max_sge(129), ..Limits::default() }.check().is_err());
         let written = serde_json::to_value(Limits::default()).unwrap();
         for key in NAMES {
             assert!(written[key].is_u64(), "{key}");

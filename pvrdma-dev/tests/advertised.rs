@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use common::{Process, gid};
 use pvrdma_dev::{
-    DeviceConfig, Limits,
+    Limits,
     testing::{Driver, GuestMemory, Placement, QpInit, TestDevice, access},
 };
 use pvrdma_link::{ManualClock, memory};
-use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_rxe::{PortConfig, Rxe, RxeConfig, Uplink};
 
 /// Offsets of the limits in the capabilities.
 const MAX_QP: u64 = 76;
@@ -32,11 +32,11 @@ struct Connected {
 
 impl Connected {
     fn new(limits: Limits) -> Self {
-        let rxe = RxeConfig { workers: 0, clock: Arc::new(ManualClock::default()), ..RxeConfig::default() };
+        let rxe = RxeConfig::default().with_workers(0).with_clock(Arc::new(ManualClock::default()));
         let rxe = Rxe::new(rxe).unwrap();
         let uplink = Arc::new(memory::pair(2).unwrap().0);
-        let config = DeviceConfig { limits, ..TestDevice::<Rxe>::config(1) };
-        let port = PortConfig { uplink, nic: None, mtu: 4500, rules: PortRules::default() };
+        let config = TestDevice::<Rxe>::config(1).with_limits(limits);
+        let port = PortConfig::new(uplink, 4500);
         let _uplink = rxe.plug(config.mac, port).unwrap();
         let device = TestDevice::new(&rxe, config, GuestMemory::new(1 << 30));
         let driver = device.driver();
@@ -77,7 +77,7 @@ impl Connected {
 #[test]
 fn advertised_objects_can_be_created() {
     for kind in KINDS {
-        let limits = Limits { max_memory: 24 << 20, ..Limits::default() };
+        let limits = Limits::default().with_max_memory(24 << 20);
         let connected = Connected::new(limits);
         let count = connected.driver.cap_u32(kind);
         println!("{count} of the capability at {kind}");

@@ -108,7 +108,7 @@ fn not_without_handshake() {
 #[test]
 fn versions() {
     for (version, roce) in VERSIONS {
-        let config = DeviceConfig { version, roce, ..DeviceConfig::new("v", MacAddr([0x52, 0x54, 0, 0, 0, 1])) };
+        let config = DeviceConfig::new("v", MacAddr([0x52, 0x54, 0, 0, 0, 1])).with_version(version).with_roce(roce);
         let test = rxe_device_with(config);
         let driver = test.driver();
         assert_eq!(driver.version(), version);
@@ -126,7 +126,7 @@ fn versions() {
 /// interrupts.
 #[test]
 fn legacy_interrupt() {
-    let config = DeviceConfig { intx: true, ..DeviceConfig::new("intx", MacAddr([0x52, 0x54, 0, 0, 0, 1])) };
+    let config = DeviceConfig::new("intx", MacAddr([0x52, 0x54, 0, 0, 0, 1])).with_intx(true);
     let test = rxe_device_with(config);
     let options = ProbeOptions { msix: false, ..ProbeOptions::default() };
     let driver = Driver::probe_with(test.function(), &test.memory, &test.irqs, options).unwrap();

@@ -24,7 +24,7 @@ fn pair(roce: GidType, gids: [Gid; 2]) -> [(TestDevice<Rxe>, Driver); 2] {
     let mut hosts = 1..;
     gids.map(|gid| {
         let mac = MacAddr([0x52, 0x54, 0, 0, 0, hosts.next().unwrap()]);
-        let config = DeviceConfig { roce, ..DeviceConfig::new("ud", mac) };
+        let config = DeviceConfig::new("ud", mac).with_roce(roce);
         let test = TestDevice::new(&*backend, config, GuestMemory::new(32 << 20));
         let driver = test.driver();
         driver.bind_gid(0, gid).unwrap();

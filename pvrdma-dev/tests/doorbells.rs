@@ -193,8 +193,7 @@ fn arm_solicited() {
 /// Conformance 69: a device whose doorbells arrive late checks for completions that arrived before.
 #[test]
 fn late_arm() {
-    let config =
-        DeviceConfig { posted_doorbells: true, ..DeviceConfig::new("posted", MacAddr([0x52, 0x54, 0, 0, 0, 1])) };
+    let config = DeviceConfig::new("posted", MacAddr([0x52, 0x54, 0, 0, 0, 1])).with_posted_doorbells(true);
     let (test, mock) = mock_device_with(config, GuestMemory::new(64 << 20));
     let driver = test.driver();
     let mut process = Process::new(&driver, true, 64);

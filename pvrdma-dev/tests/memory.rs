@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{Process, gid, rxe_member};
 use parking_lot::Mutex;
 use pvrdma_dev::{
-    DeviceConfig, KeptStatus, Limits,
+    KeptStatus, Limits,
     testing::{
         CommandError, Driver, GuestMemory, Mr, Path, Placement, Qp, QpInit, SendWr, TestDevice, access, send_flag,
     },
@@ -81,18 +81,13 @@ struct Exposed {
 impl Exposed {
     /// Creates a device that may use this many bytes. The cable holds so few frames that responses stay owed.
     fn new(max_memory: u64) -> Self {
-        let config = RxeConfig { workers: 0, clock: Arc::new(ManualClock::default()), ..RxeConfig::default() };
+        let config = RxeConfig::default().with_workers(0).with_clock(Arc::new(ManualClock::default()));
         let rxe = Rxe::new(config).unwrap();
         let (ours, cable) = memory::pair(2).unwrap();
-        let uplink = PortConfig {
-            uplink: Arc::new(ours),
-            nic: None,
-            mtu: 4500,
-            rules: PortRules { alone: true, ..PortRules::default() },
-        };
+        let uplink = PortConfig::new(Arc::new(ours), 4500).with_rules(PortRules::default().with_alone(true));
         let config = TestDevice::<Rxe>::config(1);
         let _uplink = rxe.plug(config.mac, uplink).unwrap();
-        let config = DeviceConfig { limits: Limits { max_memory, ..Limits::default() }, ..config };
+        let config = config.with_limits(Limits::default().with_max_memory(max_memory));
         let device = TestDevice::new(&rxe, config, GuestMemory::new(512 << 20));
         let driver = device.driver();
         driver.bind_gid(0, gid(1)).unwrap();
@@ -307,7 +302,7 @@ fn the_record_of_pins_is_smaller_than_its_charge() {
     let backend = Rxe::new(RxeConfig::default()).unwrap();
     let memory = GuestMemory::with_policy(256 << 20, PinPolicy::Registered);
     let config = TestDevice::<Rxe>::config(1);
-    let config = DeviceConfig { limits: Limits { max_memory: 24 << 20, ..Limits::default() }, ..config };
+    let config = config.with_limits(Limits::default().with_max_memory(24 << 20));
     let device = TestDevice::new(&backend, config, memory);
     let driver = device.driver();
     let process = Process::new(&driver, true, 1024);

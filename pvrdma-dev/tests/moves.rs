@@ -24,7 +24,7 @@ use pvrdma_link::{
 };
 use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::{Migratable, PciFunction};
-use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_rxe::{PortConfig, Rxe, RxeConfig, Uplink};
 use pvrdma_saved_state::{
     Message, Reader, Record, pvrdma as saved, roce, rxe,
     work::{self, Operation},
@@ -105,8 +105,12 @@ impl Adapter {
             _ => (default.worker_bytes, default.worker_requests),
         };
         let (inline_bytes, inline_requests) = (worker_bytes, worker_requests);
-        let limits = RxeConfig { worker_bytes, worker_requests, inline_bytes, inline_requests, ..default };
-        let rxe = Rxe::new(RxeConfig { workers: 0, clock, ..limits }).unwrap();
+        let limits = default
+            .with_worker_bytes(worker_bytes)
+            .with_worker_requests(worker_requests)
+            .with_inline_bytes(inline_bytes)
+            .with_inline_requests(inline_requests);
+        let rxe = Rxe::new(limits.with_workers(0).with_clock(clock)).unwrap();
         Self::plug(rxe, host, cable)
     }
 
@@ -115,7 +119,7 @@ impl Adapter {
         let cut = Arc::new(AtomicBool::new(false));
         let uplink = cable.map(|cable| {
             let uplink = Arc::new(Plugged { cable: Arc::clone(cable), cut: Arc::clone(&cut) });
-            let config = PortConfig { uplink, nic: None, mtu: 4500, rules: PortRules::default() };
+            let config = PortConfig::new(uplink, 4500);
             rxe.plug(MacAddr([0x52, 0x54, 0, 0, 0, host]), config).unwrap()
         });
         Self { rxe, cut, _uplink: uplink }

@@ -55,7 +55,7 @@ fn success(qp: u32) -> Completion {
 #[test]
 fn arming_in_a_pause() {
     for posted_doorbells in [false, true] {
-        let (test, mock) = mock_with(DeviceConfig { posted_doorbells, ..TestDevice::<MockBackend>::config(1) });
+        let (test, mock) = mock_with(TestDevice::<MockBackend>::config(1).with_posted_doorbells(posted_doorbells));
         let driver = test.driver();
         let process = Process::new(&driver, true, 16);
         let qp = process.rc();
@@ -92,7 +92,7 @@ fn a_completion_that_came_before_arming_is_not_announced() {
 /// The doorbell was in transit when the device was paused: a completion precedes it.
 #[test]
 fn arming_that_comes_too_late() {
-    let (test, mock) = mock_with(DeviceConfig { posted_doorbells: true, ..TestDevice::<MockBackend>::config(1) });
+    let (test, mock) = mock_with(TestDevice::<MockBackend>::config(1).with_posted_doorbells(true));
     let driver = test.driver();
     let process = Process::new(&driver, true, 16);
     let qp = process.rc();

@@ -16,7 +16,6 @@ use pvrdma_dev::{
 };
 use pvrdma_packet::MacAddr;
 use pvrdma_rxe::{Rxe, RxeConfig};
-use pvrdma_verbs::HcaLimits;
 use pvrdma_verbs_types::{GidType, Sge};
 
 const MAC: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 1]);
@@ -52,13 +51,10 @@ fn a_device_that_cannot_be_made() {
     let before = references();
     let good = DeviceConfig::new("test", MAC);
     let bad = [
-        DeviceConfig { version: 16, ..good.clone() },
-        DeviceConfig { version: 17, roce: GidType::RoceV2, ..good.clone() },
-        DeviceConfig {
-            limits: Limits { verbs: HcaLimits { max_qp_wr: 0, ..Limits::default().verbs }, ..Limits::default() },
-            ..good.clone()
-        },
-        DeviceConfig { limits: Limits { max_uar: 1, ..Limits::default() }, ..good.clone() },
+        good.clone().with_version(16),
+        good.clone().with_version(17).with_roce(GidType::RoceV2),
+        good.clone().with_limits(Limits::default().with_verbs(Limits::default().verbs.with_max_qp_wr(0))),
+        good.clone().with_limits(Limits::default().with_max_uar(1)),
     ];
     for config in bad.iter().cycle().take(100) {
         assert!(PvrdmaDevice::new(config.clone(), memory.space().clone(), irqs.clone(), &backend).is_err());
@@ -441,13 +437,11 @@ fn elements_in_error_are_consumed() {
 /// refused, and destroying one makes room for one.
 #[test]
 fn tables_that_are_full() {
-    let limits = Limits {
-        verbs: HcaLimits { max_qp: 6, max_cq: 4, max_mr: 4, max_pd: 4, max_srq: 4, ..Limits::default().verbs },
-        max_uar: 4,
-        gid_table: 4,
-        ..Limits::default()
-    };
-    let test = rxe_device_with(DeviceConfig { limits, ..DeviceConfig::new("small", MAC) });
+    let limits = Limits::default()
+        .with_verbs(Limits::default().verbs.with_max_qp(6).with_max_cq(4).with_max_mr(4).with_max_pd(4).with_max_srq(4))
+        .with_max_uar(4)
+        .with_gid_table(4);
+    let test = rxe_device_with(DeviceConfig::new("small", MAC).with_limits(limits));
     let driver = test.driver();
     let pages = driver.memory().alloc(6, Placement::Scattered);
     let dir = directory(&driver, &pages);

@@ -11,7 +11,7 @@ use pvrdma_dev::{
     },
 };
 use pvrdma_packet::MacAddr;
-use pvrdma_verbs::{AsyncEvent, HcaLimits, QpEvent};
+use pvrdma_verbs::{AsyncEvent, QpEvent};
 use pvrdma_verbs_types::{Completion, SendOp, Sge, WcOpcode, WcStatus};
 
 fn sges(seed: u32, count: u32) -> Vec<Sge> {
@@ -89,8 +89,8 @@ fn full_rings() {
 /// Conformance 39: strides of both value styles for 1 to 128 SGEs, checked by the places of the elements.
 #[test]
 fn strides() {
-    let limits = Limits { verbs: HcaLimits { max_sge: 128, ..Limits::default().verbs }, ..Limits::default() };
-    let config = DeviceConfig { limits, ..DeviceConfig::new("sge", MacAddr([0x52, 0x54, 0, 0, 0, 1])) };
+    let limits = Limits::default().with_verbs(Limits::default().verbs.with_max_sge(128));
+    let config = DeviceConfig::new("sge", MacAddr([0x52, 0x54, 0, 0, 0, 1])).with_limits(limits);
     let (test, mock) = mock_device_with(config, GuestMemory::new(64 << 20));
     let driver = test.driver();
     assert_eq!(driver.cap_u32(88), 128);

@@ -24,7 +24,7 @@ fn ping_pong() {
             let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
             let [(_test_a, a), (_test_b, b)] = [1, 2].map(|host| {
                 let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);
-                let config = DeviceConfig { version, roce, ..DeviceConfig::new("version", mac) };
+                let config = DeviceConfig::new("version", mac).with_version(version).with_roce(roce);
                 let test = TestDevice::new(&*backend, config, GuestMemory::new(16 << 20));
                 let options = ProbeOptions { driver_version, ..ProbeOptions::default() };
                 let driver = Driver::probe_with(test.function(), &test.memory, &test.irqs, options).unwrap();

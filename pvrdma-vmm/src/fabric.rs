@@ -67,7 +67,7 @@ impl Drop for Cable {
 impl Fabric {
     /// Creates a network for IP packets of at most `mtu` bytes. Without an uplink it ends in this process.
     pub(crate) fn new(mtu: u32, uplink: Option<LinkSpec>) -> Result<Self> {
-        let adapter = Rxe::new(RxeConfig { one_uplink: true, ..RxeConfig::default() }).context("software adapter")?;
+        let adapter = Rxe::new(RxeConfig::default().with_one_uplink(true)).context("software adapter")?;
         let uplink = uplink.map(|link| link.open().with_context(|| format!("uplink {link}"))).transpose()?;
         let alone = uplink.is_none();
         let switch = Switch::new(uplink, mtu).context("switch")?;
@@ -86,14 +86,14 @@ impl Fabric {
         // Function 0: the vNIC, a link between the guest and the port of its RDMA device. Its memory accesses never
         // happen under a lock that others need, so its memory does not have to be locked.
         let nic_space = DmaSpace::from_guest_memory(memory, PinPolicy::Off)?;
-        let config = Vmxnet3Config { multifunction: true, ..Vmxnet3Config::new(format!("{}-nic", vm.name), vm.mac) };
+        let config = Vmxnet3Config::new(format!("{}-nic", vm.name), vm.mac).with_multifunction(true);
         let nic = Arc::new(
             NicLink::with_device(config, Arc::clone(&nic_space), slot.interrupts(0)).context("network function")?,
         );
         let uplink = self.switch.port(vm.mac, UnknownUnicast::Drop).context("port of the switch")?;
         let link = Arc::clone(&nic);
-        let rules = PortRules { alone: self.alone, ..PortRules::default() };
-        let port = PortConfig { uplink, nic: Some(link), mtu: self.mtu, rules };
+        let rules = PortRules::default().with_alone(self.alone);
+        let port = PortConfig::new(uplink, self.mtu).with_nic(Some(link)).with_rules(rules);
         let uplink = Some(self.adapter.plug(vm.mac, port).context("port of the adapter")?);
         let cable = Cable { fabric: Arc::clone(self), mac: vm.mac, uplink };
 

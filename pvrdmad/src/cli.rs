@@ -466,7 +466,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
     let pair = (key.to_owned(), value.to_owned());
     // Only the daemon can check whether values fit together, because that depends on the current ones. Each value alone
     // is checked here.
-    let any = ShareConfig { max_rate: Some(u64::MAX), ..ShareConfig::default() };
+    let any = ShareConfig::default().with_max_rate(Some(u64::MAX));
     change_share(any, &BTreeMap::from([pair.clone()]))?;
     Ok(pair)
 }

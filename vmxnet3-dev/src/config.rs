@@ -4,6 +4,7 @@ use pvrdma_packet::MacAddr;
 
 /// Configuration of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Vmxnet3Config {
     /// Name in logs and status.
     pub name: String,
@@ -26,3 +27,10 @@ impl Vmxnet3Config {
         Self { name: name.into(), mac, vectors: 16, intx: false, multifunction: false, speed: 10_000 }
     }
 }
+
+pvrdma_base::setters!(Vmxnet3Config {
+    with_vectors => vectors: u16,
+    with_intx => intx: bool,
+    with_multifunction => multifunction: bool,
+    with_speed => speed: u16,
+});

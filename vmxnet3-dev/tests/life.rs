@@ -27,12 +27,11 @@ fn identity() {
     assert_eq!((config_word(device, 0x0c) >> 16, config_word(device, 0x40) >> 16), (0, 15));
     let sizes: Vec<_> = device.bars().iter().map(|bar| bar.map(|bar| bar.size)).collect();
     assert_eq!(sizes, [Some(0x1000), Some(0x1000), Some(0x2000), None, None, None]);
-    let multifunction =
-        Vmxnet3Config { multifunction: true, intx: true, ..Vmxnet3Config::new("x", MacAddr(GUEST_MAC)) };
+    let multifunction = Vmxnet3Config::new("x", MacAddr(GUEST_MAC)).with_multifunction(true).with_intx(true);
     let other = Guest::new(multifunction.clone(), 4096, Arc::clone(&port) as _);
     assert_eq!((config_word(&other.device, 0x0c) >> 16, config_word(&other.device, 0x3c) >> 8), (0x80, 1));
     for vectors in [2, 26] {
-        let config = Vmxnet3Config { vectors, ..multifunction.clone() };
+        let config = multifunction.clone().with_vectors(vectors);
         let made =
             Vmxnet3Device::new(config, Arc::clone(guest.memory.space()), guest.irqs.clone(), Arc::clone(&port) as _);
         assert_eq!(made.err(), Some(ConfigError::Vectors(vectors)));
@@ -102,7 +101,7 @@ fn drivers_come_and_go() {
 #[test]
 fn the_legacy_line() {
     let port = Arc::new(pvrdma_vmxnet3::testing::RecordingPort::default());
-    let config = Vmxnet3Config { intx: true, ..Vmxnet3Config::new("vm1", MacAddr(GUEST_MAC)) };
+    let config = Vmxnet3Config::new("vm1", MacAddr(GUEST_MAC)).with_intx(true);
     let guest = Guest::new(config, 16 << 20, port as _);
     let mut driver = Driver::up(&guest, DriverConfig { msix: false, auto_mask: true, ..DriverConfig::default() });
     let bytes = Flow::TO_GUEST.udp(b"in");

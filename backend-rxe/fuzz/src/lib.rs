@@ -117,25 +117,23 @@ pub struct Device {
 impl Default for Device {
     fn default() -> Self {
         let clock = Arc::new(ManualClock::default());
-        let config = RxeConfig {
-            workers: 0,
+        let config = RxeConfig::default()
+            .with_workers(0)
             // Small limits, so that even small transfers need several runs.
-            inline_bytes: 2000,
-            inline_requests: 3,
-            worker_bytes: 2000,
-            worker_requests: 3,
-            clock: Arc::clone(&clock) as Arc<dyn Clock>,
+            .with_inline_bytes(2000)
+            .with_inline_requests(3)
+            .with_worker_bytes(2000)
+            .with_worker_requests(3)
+            .with_clock(Arc::clone(&clock) as Arc<dyn Clock>)
             // The address moves from one VLAN to another.
-            vlan: VlanMode::Trunk,
-            ..RxeConfig::default()
-        };
+            .with_vlan(VlanMode::Trunk);
         let rxe = Rxe::new(config).unwrap();
         let (ours, cable) = memory::pair(CABLE).unwrap();
         // A probe for the address would get no answer, and the clock would have to advance until its end, so there is
         // none.
         let rules =
-            PortRules { alone: true, congestion: Some(Congestion::default()), negotiate: true, ..PortRules::default() };
-        let port = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 1500, rules };
+            PortRules::default().with_alone(true).with_congestion(Some(Congestion::default())).with_negotiate(true);
+        let port = PortConfig::new(Arc::new(ours), 1500).with_rules(rules);
         let uplink = rxe.plug(mac(1), port).unwrap();
         let node = Node::new(&rxe, 1);
         let pages = node.pages(PAGES);

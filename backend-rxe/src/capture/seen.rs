@@ -20,9 +20,17 @@ pub enum Direction {
 
 /// Limits of a capture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct CaptureConfig {
     /// Maximum number of bytes that are kept of a frame.
     pub snaplen: usize,
     /// Maximum number of bytes that wait for the reader.
     pub buffer: usize,
+}
+
+impl CaptureConfig {
+    /// Creates a configuration from its limits, both in bytes.
+    pub const fn new(snaplen: usize, buffer: usize) -> Self {
+        Self { snaplen, buffer }
+    }
 }

@@ -77,6 +77,7 @@ const SOON: Duration = Duration::from_millis(1);
 
 /// Connection of a device to the network.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct PortConfig {
     /// Link to other hosts.
     pub uplink: Arc<dyn Link>,
@@ -87,6 +88,18 @@ pub struct PortConfig {
     /// Rules that the device has to obey.
     pub rules: PortRules,
 }
+
+impl PortConfig {
+    /// Creates a configuration without a network function and with default rules. `mtu`: see [`Self::mtu`].
+    pub fn new(uplink: Arc<dyn Link>, mtu: u32) -> Self {
+        Self { uplink, nic: None, mtu, rules: PortRules::default() }
+    }
+}
+
+pvrdma_base::setters!(PortConfig {
+    with_nic => nic: Option<Arc<dyn Link>>,
+    with_rules => rules: PortRules,
+});
 
 /// Receiver of the RoCE frames of a receive queue.
 pub(crate) trait RoceReceiver: Send + std::fmt::Debug {

@@ -25,6 +25,7 @@ pub enum VlanMode {
 
 /// Rules of a port. By default it sends from its own MAC address only.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct PortRules {
     /// RDMA packets without a VLAN carry their priority in a tag with VLAN 0.
     pub priority_tags: bool,
@@ -51,6 +52,19 @@ pub struct PortRules {
     /// peer stops responding ([`pvrdma_roce::Tuning::multipath`]).
     pub multipath: bool,
 }
+
+pvrdma_base::setters!(PortRules {
+    with_priority_tags => priority_tags: bool,
+    with_forged => forged: ForgedTransmits,
+    with_addresses => addresses: Option<AddressRule>,
+    with_source_guard => source_guard: bool,
+    with_ra_guard => ra_guard: bool,
+    with_dhcp_guard => dhcp_guard: bool,
+    with_alone => alone: bool,
+    with_congestion => congestion: Option<Congestion>,
+    with_negotiate => negotiate: bool,
+    with_multipath => multipath: bool,
+});
 
 /// Frames that a network function can send although they are not its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

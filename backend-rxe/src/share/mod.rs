@@ -34,6 +34,7 @@ pub(crate) const MAX_DEBT: u64 = 4 << 20;
 
 /// Share of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ShareConfig {
     /// Weight against the other devices: 1 to 1000, 100 by default.
     pub weight: u32,
@@ -52,6 +53,14 @@ impl Default for ShareConfig {
         Self { weight: DEFAULT_WEIGHT, max_rate: None, burst: None, qp_max_rate: None, min_rate: None }
     }
 }
+
+pvrdma_base::setters!(ShareConfig {
+    with_weight => weight: u32,
+    with_max_rate => max_rate: Option<u64>,
+    with_burst => burst: Option<u64>,
+    with_qp_max_rate => qp_max_rate: Option<u64>,
+    with_min_rate => min_rate: Option<u64>,
+});
 
 /// Usage of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -39,7 +39,7 @@ fn bind(hca: &RxeHca, index: u8, address: Gid) -> Result<(), VerbsError> {
 /// Creates a device with a network function on its port. Returns the far ends of both links, too.
 fn with_nic(world: &World, number: u8, rules: PortRules) -> (MemoryLink, MemoryLink, Uplink) {
     let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
-    let config = PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 1500, rules };
+    let config = PortConfig::new(Arc::new(uplink), 1500).with_nic(Some(Arc::new(nic))).with_rules(rules);
     (network, guest, world.rxe.plug(mac(number), config).unwrap())
 }
 
@@ -230,7 +230,7 @@ fn the_network_function_sends_no_roce() {
     use ForgedTransmits as F;
     for (forged, roce, foreign) in [(F::Off, 0, 0), (F::Mac, 0, 1), (F::Roce, 1, 0), (F::All, 1, 1)] {
         let world = World::new();
-        let (network, guest, _uplink) = with_nic(&world, 1, PortRules { forged, ..PortRules::default() });
+        let (network, guest, _uplink) = with_nic(&world, 1, PortRules::default().with_forged(forged));
         let node = world.node(1);
         let plain = [&[9; 6][..], &mac(1).0, &[8, 0], &[0; 40]].concat();
         let foreign_plain = [&[9; 6][..], &mac(7).0, &[8, 0], &[0; 40]].concat();
@@ -350,7 +350,7 @@ fn reflected(local: bool) -> (World, [Node; 2], MemoryLink, Vec<Uplink>) {
     let (uplink, cable) = memory::pair(1000).unwrap();
     let switch = Switch::hairpin_without_thread(Arc::new(uplink), 4500, Arc::clone(&world.clock) as _).unwrap();
     let ports = [1, 3].map(|number| switch.port(mac(number), UnknownUnicast::Drop).unwrap());
-    let config = |port| PortConfig { uplink: port, nic: None, mtu: 4500, rules: PortRules::default() };
+    let config = |port| PortConfig::new(port, 4500);
     let [first, second] = ports;
     let uplinks = vec![world.rxe.plug(mac(1), config(first)).unwrap(), world.rxe.plug(mac(3), config(second)).unwrap()];
     let nodes = [1, 3].map(|number| {

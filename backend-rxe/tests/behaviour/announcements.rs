@@ -121,7 +121,7 @@ fn an_unplugged_device_is_not_announced() {
 fn a_device_is_announced_in_each_of_its_vlans() {
     let world = World::with(|config| config.vlan = VlanMode::Trunk);
     let (near, cable) = memory::pair(99).unwrap();
-    let config = PortConfig { uplink: Arc::new(near), nic: None, mtu: 1500, rules: PortRules::default() };
+    let config = PortConfig::new(Arc::new(near), 1500);
     let _uplink = world.rxe.plug(mac(1), config).unwrap();
     let node = world.node(1);
     node.hca.bind_gid_in_vlan(1, gid(9), GidType::RoceV2, Some(7)).unwrap();

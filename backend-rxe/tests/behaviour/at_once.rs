@@ -133,7 +133,7 @@ fn frames_that_are_not_taken_inline_arrive_through_the_queue() {
     end.recv(1, &[]);
     let frame = request();
     // A capture must see all frames, so there is no direct delivery while one runs.
-    let capture = world.rxe.capture(mac(1), CaptureConfig { snaplen: 10_000, buffer: 1 << 20 }).unwrap();
+    let capture = world.rxe.capture(mac(1), CaptureConfig::new(10_000, 1 << 20)).unwrap();
     assert_eq!(link.hand(&[&frame]), 0);
     capture.take(&mut Batch::default());
     drop(capture);

@@ -10,7 +10,7 @@ use pvrdma_verbs_types::{QpType, Qpn, SendData, SendOp, UdDestination, WcStatus}
 
 use crate::world::*;
 
-const ROOMY: CaptureConfig = CaptureConfig { snaplen: 10_000, buffer: 64 << 20 };
+const ROOMY: CaptureConfig = CaptureConfig::new(10_000, 64 << 20);
 const QKEY: u32 = 0x4321;
 
 /// A captured frame with its direction.
@@ -228,7 +228,7 @@ fn captures_come_and_go() {
     let rxe = &pair.world.rxe;
     let write = || pair.left.submit(1, write(Default::default()), &[]);
     write();
-    let small = CaptureConfig { snaplen: 60, buffer: 400 };
+    let small = CaptureConfig::new(60, 400);
     let captures: Vec<_> = (0..4).map(|_| rxe.capture(mac(1), small).unwrap()).collect();
     assert!(rxe.capture(mac(1), small).is_err());
     // A device can be captured even before it exists.

@@ -20,7 +20,7 @@ const PROBE: Duration = Duration::from_secs(1);
 fn with_card(world: &World, number: u8) -> (MemoryLink, MemoryLink, Uplink) {
     let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
     let rules = PortRules::default();
-    let config = PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 1500, rules };
+    let config = PortConfig::new(Arc::new(uplink), 1500).with_nic(Some(Arc::new(nic))).with_rules(rules);
     (network, guest, world.rxe.plug(mac(number), config).unwrap())
 }
 
@@ -141,7 +141,7 @@ fn a_refused_port_leaves_the_probes_of_the_device_alone() {
     let (network, _guest, _uplink) = with_card(&world, 1);
     let device = world.ruled(1, Rules::default());
     let (again, _far) = memory::pair(9).unwrap();
-    let config = PortConfig { uplink: Arc::new(again), nic: None, mtu: 1500, rules: PortRules::default() };
+    let config = PortConfig::new(Arc::new(again), 1500);
     assert!(matches!(world.rxe.plug(mac(1), config), Err(VerbsError::InUse(_))));
     bind(&device.hca, 0, gid(1));
     assert_eq!(waits(&device), ["probing"]);

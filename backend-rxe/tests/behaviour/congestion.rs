@@ -30,7 +30,7 @@ struct Rig {
 }
 
 fn rig(congestion: Option<Congestion>) -> Rig {
-    let rules = || PortRules { congestion, ..PortRules::default() };
+    let rules = || PortRules::default().with_congestion(congestion);
     rig_on(tapped_in(VlanMode::Access(5), [rules(), rules()]))
 }
 
@@ -250,8 +250,8 @@ fn with_threads() {
     // machine.
     let (line_rate, min_rate, increase_interval) = (64 * MEGABIT, 16 * MEGABIT, Duration::from_secs(60));
     let congestion = Congestion { line_rate, min_rate, increase_interval, ..Congestion::default() };
-    let rules = || PortRules { congestion: Some(congestion), ..PortRules::default() };
-    let config = RxeConfig { workers: 1, ..RxeConfig::default() };
+    let rules = || PortRules::default().with_congestion(Some(congestion));
+    let config = RxeConfig::default().with_workers(1);
     let rig = rig_on(tapped_with([rules(), rules()], &config, Arc::default()));
     let (mine, theirs) = (rig.nodes[0].buffer(2 * LEN), rig.nodes[1].buffer(2 * LEN));
     let data = pattern(7, LEN);
@@ -289,11 +289,11 @@ fn ports(tap: &Tap) -> Vec<u16> {
 #[test]
 fn a_connection_that_is_marked_repeatedly_takes_another_path() {
     for (multipath, read) in [(true, false), (true, true), (false, false)] {
-        let rules = || PortRules {
-            congestion: Some(Congestion::default()),
-            negotiate: true,
-            multipath,
-            ..PortRules::default()
+        let rules = || {
+            PortRules::default()
+                .with_congestion(Some(Congestion::default()))
+                .with_negotiate(true)
+                .with_multipath(multipath)
         };
         let rig = rig_on(tapped_in(VlanMode::Access(5), [rules(), rules()]));
         rig.taps[usize::from(read)].congested.store(u32::MAX, SeqCst);

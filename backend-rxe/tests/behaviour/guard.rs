@@ -25,18 +25,13 @@ fn the_network_function_keeps_to_its_address_and_vlan() {
     let rules = PortRules::default();
     let cases = [
         (VlanMode::Trunk, rules.clone(), vec![&own, &tagged], (1, 0)),
-        (
-            VlanMode::Trunk,
-            PortRules { forged: ForgedTransmits::Mac, ..rules.clone() },
-            vec![&own, &forged, &tagged],
-            (0, 0),
-        ),
+        (VlanMode::Trunk, rules.clone().with_forged(ForgedTransmits::Mac), vec![&own, &forged, &tagged], (0, 0)),
         (VlanMode::Access(42), rules, vec![&tagged], (1, 1)),
     ];
     for (vlan, rules, passed, (forgeries, wrong_tags)) in cases {
         let world = World::with(|config| config.vlan = vlan);
         let ((uplink, network), (nic, guest)) = (memory::pair(9).unwrap(), memory::pair(9).unwrap());
-        let config = PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 1500, rules };
+        let config = PortConfig::new(Arc::new(uplink), 1500).with_nic(Some(Arc::new(nic))).with_rules(rules);
         let _uplink = world.rxe.plug(mac(1), config).unwrap();
         let node = world.node(1);
         for frame in [&own, &forged, &tagged] {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pvrdma_link::{Frames, Link, fault::Faults, memory};
-use pvrdma_rxe::{PortConfig, PortRules};
+use pvrdma_rxe::PortConfig;
 use pvrdma_verbs::{Hca, QueuePair, VerbsError};
 use pvrdma_verbs_types::{
     Mtu, PortState, QpAttrMask, QpAttrs, QpState, QpType, SendData, SendOp, UdDestination, WcStatus,
@@ -95,8 +95,7 @@ fn a_port_that_is_down() {
     let world = World::new();
     let (uplink, network) = memory::pair(3).unwrap();
     let (nic, function) = memory::pair(1000).unwrap();
-    let config =
-        PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 4500, rules: PortRules::default() };
+    let config = PortConfig::new(Arc::new(uplink), 4500).with_nic(Some(Arc::new(nic)));
     let _uplink = world.rxe.plug(mac(1), config).unwrap();
     let node = world.node(1);
     let end = node.qp(QpType::Rc);

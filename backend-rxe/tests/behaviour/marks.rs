@@ -135,7 +135,7 @@ fn every_encapsulation_with_and_without_tags() {
         // An access port adds its tag, whatever VLAN the guest has bound.
         exchange(addresses, VlanMode::Access(7), rules(), None, tag(7));
         exchange(addresses, VlanMode::Access(7), rules(), Some(42), tag(7));
-        let priority = || rules().map(|rules| PortRules { priority_tags: true, ..rules });
+        let priority = || rules().map(|rules| rules.with_priority_tags(true));
         for mode in [VlanMode::Untagged, VlanMode::Trunk] {
             exchange(addresses, mode, priority(), None, tag(0));
         }

@@ -11,7 +11,7 @@ use crate::world::*;
 
 /// Executes two writes and a READ from node 1, one after the other. Returns the frames that both ends sent.
 fn exchange(negotiate: [bool; 2]) -> [Vec<Vec<u8>>; 2] {
-    let (world, taps) = tapped(negotiate.map(|negotiate| PortRules { negotiate, ..PortRules::default() }));
+    let (world, taps) = tapped(negotiate.map(|negotiate| PortRules::default().with_negotiate(negotiate)));
     let (a, b) = (world.node(1), world.node(2));
     let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     left.connect(&right, |_| {});

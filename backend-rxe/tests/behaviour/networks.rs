@@ -45,8 +45,8 @@ fn a_guest_without_a_vlan_binds_no_address_in_one() {
 fn frames_of_a_guest_without_a_vlan_are_in_none() {
     let world = World::new();
     let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
-    let rules = PortRules { forged: ForgedTransmits::Mac, ..PortRules::default() };
-    let config = PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 1500, rules };
+    let rules = PortRules::default().with_forged(ForgedTransmits::Mac);
+    let config = PortConfig::new(Arc::new(uplink), 1500).with_nic(Some(Arc::new(nic))).with_rules(rules);
     let _uplink = world.rxe.plug(mac(1), config).unwrap();
     let node = world.node(1);
     let passes = [arp(1, &[]), arp(1, PRIORITY), arp(7, &[])];
@@ -92,8 +92,7 @@ fn packets_in_a_vlan_find_no_address_without_one() {
 fn access_ports_pass_one_tag() {
     let world = World::with(|config| config.vlan = VlanMode::Access(42));
     let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
-    let config =
-        PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 1500, rules: PortRules::default() };
+    let config = PortConfig::new(Arc::new(uplink), 1500).with_nic(Some(Arc::new(nic)));
     let _uplink = world.rxe.plug(mac(1), config).unwrap();
     let node = world.node(1);
     for (count, tag) in (1..).zip(TAGS) {

@@ -40,7 +40,7 @@ fn doorbell(config: RxeConfig, ring: impl FnOnce(&End)) {
 #[test]
 fn on_the_thread_that_rings_the_doorbell() {
     let text = aborts("panics::on_the_thread_that_rings_the_doorbell", || {
-        doorbell(RxeConfig { workers: 0, ..RxeConfig::default() }, |end| end.qp.notify_send());
+        doorbell(RxeConfig::default().with_workers(0), |end| end.qp.notify_send());
     });
     assert!(text.contains("a bug in a ring") && text.contains("a panic in the data path"), "{text}");
 }
@@ -74,7 +74,7 @@ impl Link for BuggyLink {
 #[test]
 fn on_the_thread_of_a_port() {
     let text = aborts("panics::on_the_thread_of_a_port", || {
-        let rxe = Rxe::new(RxeConfig { workers: 1, ..RxeConfig::default() }).unwrap();
+        let rxe = Rxe::new(RxeConfig::default().with_workers(1)).unwrap();
         let (ours, theirs) = memory::pair(1).unwrap();
         let _uplink = plug(&rxe, 1, BuggyLink(ours), PortRules::default());
         let mut frames = Frames::default();

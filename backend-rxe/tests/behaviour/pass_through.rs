@@ -13,7 +13,7 @@ use pvrdma_link::{
     Bell, Frames, Link, LinkInspect, LinkReader, MonotonicClock, Readiness,
     memory::{self, MemoryLink},
 };
-use pvrdma_rxe::{PortConfig, PortRules, Uplink};
+use pvrdma_rxe::{PortConfig, Uplink};
 use pvrdma_verbs_types::{QpType, WcStatus};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -33,8 +33,7 @@ impl Between {
         let world = World::new();
         let (uplink, network) = memory::pair(10_000).unwrap();
         let (nic, function) = memory::pair(room).unwrap();
-        let config =
-            PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 4500, rules: PortRules::default() };
+        let config = PortConfig::new(Arc::new(uplink), 4500).with_nic(Some(Arc::new(nic)));
         let uplink = world.rxe.plug(mac(1), config).unwrap();
         Self { world, network, function, _uplink: uplink }
     }
@@ -212,7 +211,7 @@ fn an_uplink_that_a_doorbell_has_filled_is_waited_for() {
     let (uplink, network) = memory::pair(1).unwrap();
     let function = Function::new();
     let nic = Some(Arc::clone(&function) as _);
-    let config = PortConfig { uplink: Arc::new(uplink), nic, mtu: 4500, rules: PortRules::default() };
+    let config = PortConfig::new(Arc::new(uplink), 4500).with_nic(nic);
     let _uplink = world.rxe.plug(mac(1), config).unwrap();
     for _ in 0..100 {
         function.ring(&[own_frame(), own_frame(), own_frame()]);
@@ -265,7 +264,7 @@ fn frames_do_not_wait_forever_for_a_link_that_is_gone() {
     let function = Function::new();
     let (lost, told) = mpsc::channel();
     let uplink = Arc::new(Gone { refusals: AtomicUsize::new(5), lost });
-    let config = PortConfig { uplink, nic: Some(Arc::clone(&function) as _), mtu: 4500, rules: PortRules::default() };
+    let config = PortConfig::new(uplink, 4500).with_nic(Some(Arc::clone(&function) as _));
     let _uplink = world.rxe.plug(mac(1), config).unwrap();
     function.ring(&[own_frame()]);
     assert_eq!(told.recv_timeout(PATIENCE), Ok(1));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pvrdma_link::{Frames, Link, memory};
-use pvrdma_rxe::{PortConfig, PortRules};
+use pvrdma_rxe::PortConfig;
 use pvrdma_verbs::{Hca, QueuePair, VerbsError};
 use pvrdma_verbs_types::{
     GidType, Mtu, QpAttrMask, QpAttrs, QpState, QpType, SendData, SendOp, UdDestination, WcStatus,
@@ -79,7 +79,7 @@ fn the_port_reports_the_path_mtu_of_the_network() {
     {
         let world = World::new();
         let (ours, _theirs) = memory::pair(1).unwrap();
-        let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu, rules: PortRules::default() };
+        let config = PortConfig::new(Arc::new(ours), mtu);
         let _uplink = world.rxe.plug(mac(1), config.clone()).unwrap();
         assert!(world.rxe.plug(mac(1), config).is_err());
         assert_eq!(world.node(1).hca.port().active_mtu, path);
@@ -91,7 +91,7 @@ fn the_port_reports_the_path_mtu_of_the_network() {
 fn narrow() -> (World, pvrdma_rxe::Uplink, memory::MemoryLink) {
     let world = World::new();
     let (ours, theirs) = memory::pair(100).unwrap();
-    let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 1500, rules: PortRules::default() };
+    let config = PortConfig::new(Arc::new(ours), 1500);
     let uplink = world.rxe.plug(mac(1), config).unwrap();
     (world, uplink, theirs)
 }

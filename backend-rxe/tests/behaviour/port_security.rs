@@ -22,7 +22,7 @@ struct Card {
 fn card(vlan: VlanMode, rules: PortRules) -> Card {
     let world = World::with(|config| config.vlan = vlan);
     let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
-    let config = PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 1500, rules };
+    let config = PortConfig::new(Arc::new(uplink), 1500).with_nic(Some(Arc::new(nic))).with_rules(rules);
     let uplink = world.rxe.plug(mac(1), config).unwrap();
     let node = world.node(1);
     Card { world, network, guest, node, _uplink: uplink }
@@ -32,7 +32,7 @@ fn card(vlan: VlanMode, rules: PortRules) -> Card {
 fn listed() -> PortRules {
     let listed = ["10.0.0.5", "fd00::5"].map(|address| address.parse().unwrap()).to_vec();
     let addresses = Some(AddressRule { others: OtherAddresses::Refuse, listed });
-    PortRules { addresses, source_guard: true, ra_guard: true, dhcp_guard: true, ..PortRules::default() }
+    PortRules::default().with_addresses(addresses).with_source_guard(true).with_ra_guard(true).with_dhcp_guard(true)
 }
 
 impl Card {
@@ -126,8 +126,8 @@ fn servers_do_not_answer_where_addresses_are_listed() {
         offers.each_ref().map(|frame| card.sends(frame, "passed_dropped_server"))
     };
     let not = false;
-    assert_eq!(count(PortRules { ra_guard: false, ..listed() }), [not, not, not, not, not, true]);
-    assert_eq!(count(PortRules { dhcp_guard: false, ..listed() }), [true, true, true, true, true, not]);
+    assert_eq!(count(listed().with_ra_guard(false)), [not, not, not, not, not, true]);
+    assert_eq!(count(listed().with_dhcp_guard(false)), [true, true, true, true, true, not]);
     assert_eq!(count(PortRules::default()), [true; 6]);
 }
 
@@ -142,7 +142,7 @@ fn roce_to_another_ethernet_address_of_the_guest() {
         (ForgedTransmits::Mac, true),
         (ForgedTransmits::All, true),
     ] {
-        let card = card(VlanMode::Untagged, PortRules { forged, ..PortRules::default() });
+        let card = card(VlanMode::Untagged, PortRules::default().with_forged(forged));
         let end = card.node.qp(QpType::Rc);
         connect_to_test(&end);
         end.recv(1, &[]);

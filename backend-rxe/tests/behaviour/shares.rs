@@ -239,7 +239,7 @@ fn a_device_beside_500_busy_qps_has_half() {
 #[test]
 fn weights_share_the_workers() {
     let world = fine();
-    let share = |number, weight| world.rxe.share(mac(number), ShareConfig { weight, ..ShareConfig::default() });
+    let share = |number, weight| world.rxe.share(mac(number), ShareConfig::default().with_weight(weight));
     let _shares = [share(1, 10), share(3, 30)];
     let light = Busy::new(&world, 1, 20, 100, 64 * KIB);
     let heavy = Busy::new(&world, 3, 2, 1000, 64 * KIB);
@@ -285,7 +285,7 @@ fn rate(world: &World, time: Duration, moved: impl Fn() -> u64) -> f64 {
 #[test]
 fn a_device_keeps_to_its_rate() {
     let world = World::new();
-    let config = ShareConfig { max_rate: Some(100_000_000), burst: Some(100_000), ..ShareConfig::default() };
+    let config = ShareConfig::default().with_max_rate(Some(100_000_000)).with_burst(Some(100_000));
     let share = world.rxe.share(mac(1), config);
     let device = Busy::new(&world, 1, 20, 2000, 4 * KIB);
     device.ring();
@@ -305,7 +305,7 @@ fn a_device_keeps_to_its_rate() {
 fn a_device_keeps_to_its_rate_on_the_wire() {
     for read in [false, true] {
         on_the_wire(Faults::default(), 1, || {
-            let config = ShareConfig { max_rate: Some(100_000_000), ..ShareConfig::default() };
+            let config = ShareConfig::default().with_max_rate(Some(100_000_000));
             let world = World::with_shares(|_| {}, &[(if read { 2 } else { 1 }, config)]);
             let (a, b) = (world.node(1), world.node(2));
             let (mine, theirs) = (a.buffer(MIB), b.buffer(MIB));
@@ -331,7 +331,7 @@ fn a_device_keeps_to_its_rate_on_the_wire() {
 #[test]
 fn a_queue_pair_keeps_to_its_rate() {
     let world = World::new();
-    let config = ShareConfig { qp_max_rate: Some(10_000_000), ..ShareConfig::default() };
+    let config = ShareConfig::default().with_qp_max_rate(Some(10_000_000));
     let _share = world.rxe.share(mac(1), config);
     let device = Busy::new(&world, 1, 3, 5000, 4 * KIB);
     device.ring();
@@ -346,18 +346,18 @@ fn a_queue_pair_keeps_to_its_rate() {
 fn rates_change_while_a_device_moves_bytes() {
     let world = World::new();
     let share = world.rxe.share(mac(1), ShareConfig::default());
-    let slow = ShareConfig { max_rate: Some(100_000), burst: Some(100_000), ..ShareConfig::default() };
+    let slow = ShareConfig::default().with_max_rate(Some(100_000)).with_burst(Some(100_000));
     world.rxe.set_share(&share, slow);
     assert_eq!(share.config(), slow);
     let device = Busy::new(&world, 1, 20, 5000, 4 * KIB);
     device.ring();
     assert!(device.moved() <= 108 * KIB, "a burst: {}", device.moved());
-    let fast = ShareConfig { max_rate: Some(100_000_000), burst: Some(100_000), ..slow };
+    let fast = slow.with_max_rate(Some(100_000_000)).with_burst(Some(100_000));
     world.rxe.set_share(&share, fast);
     let moves = rate(&world, 200 * MS, || device.moved());
     assert!(close(moves, 100e6, 5e6), "{moves}");
     // The rate of queue pairs also applies to existing ones.
-    world.rxe.set_share(&share, ShareConfig { max_rate: None, burst: None, qp_max_rate: Some(1_000_000), ..fast });
+    world.rxe.set_share(&share, fast.with_max_rate(None).with_burst(None).with_qp_max_rate(Some(1_000_000)));
     pass(&world, 100 * MS);
     let moves = rate(&world, 1000 * MS, || device.moved());
     assert!(close(moves, 20e6, 1e6), "{moves}");
@@ -375,7 +375,7 @@ fn weights_change() {
     let [left, right] = [1, 3].map(|number| Busy::new(&world, number, 4, 1000, 64 * KIB));
     left.ring();
     right.ring();
-    world.rxe.set_share(&shares[0], ShareConfig { weight: 300, ..ShareConfig::default() });
+    world.rxe.set_share(&shares[0], ShareConfig::default().with_weight(300));
     let start = [left.moved(), right.moved()];
     let moved = || [left.moved() - start[0], right.moved() - start[1]];
     while moved().iter().sum::<u64>() < 100 * MIB {
@@ -389,7 +389,7 @@ fn weights_change() {
 #[test]
 fn a_promised_rate_comes_first() {
     let world = fine();
-    let small = ShareConfig { weight: 1, min_rate: Some(300_000_000), ..ShareConfig::default() };
+    let small = ShareConfig::default().with_weight(1).with_min_rate(Some(300_000_000));
     let _shares = [world.rxe.share(mac(1), small), world.rxe.share(mac(3), ShareConfig::default())];
     let promised = Busy::new(&world, 1, 4, 1000, 64 * KIB);
     let other = Busy::new(&world, 3, 4, 1000, 64 * KIB);
@@ -449,9 +449,9 @@ impl Link for SlowEnd {
 /// Devices 1 and 3 on one slow uplink, with peers 2 and 4 on another host.
 fn on_one_uplink(shares: [ShareConfig; 2]) -> (World, Arc<AtomicUsize>) {
     let clock = Arc::new(ManualClock::default());
-    let config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as _, one_uplink: true, ..RxeConfig::default() };
+    let config = RxeConfig::default().with_workers(0).with_clock(Arc::clone(&clock) as _).with_one_uplink(true);
     let near = Rxe::new(config.clone()).unwrap();
-    let far = Rxe::new(RxeConfig { one_uplink: false, ..config }).unwrap();
+    let far = Rxe::new(config.with_one_uplink(false)).unwrap();
     let room = Arc::new(AtomicUsize::new(0));
     let (mut uplinks, mut given) = (Vec::new(), Vec::new());
     for (share, number) in shares.into_iter().zip([1, 3]) {
@@ -510,7 +510,7 @@ fn part_of_uplink(shares: [ShareConfig; 2], connections: [usize; 2], read: bool)
 
 #[test]
 fn weights_share_the_uplink() {
-    let weight = |weight| ShareConfig { weight, ..ShareConfig::default() };
+    let weight = |weight| ShareConfig::default().with_weight(weight);
     for read in [false, true] {
         let part = part_of_uplink([weight(100), weight(300)], [8, 2], read);
         assert!(close(part, 25.0, 5.0), "{read}: {part} %");

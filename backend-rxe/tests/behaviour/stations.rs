@@ -21,8 +21,8 @@ impl Card {
     fn new(vlan: VlanMode, forged: ForgedTransmits) -> Self {
         let world = World::with(|config| config.vlan = vlan);
         let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
-        let rules = PortRules { forged, ..PortRules::default() };
-        let config = PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 1500, rules };
+        let rules = PortRules::default().with_forged(forged);
+        let config = PortConfig::new(Arc::new(uplink), 1500).with_nic(Some(Arc::new(nic))).with_rules(rules);
         let uplink = world.rxe.plug(mac(1), config).unwrap();
         let node = world.node(1);
         Self { world, network, guest, node, _uplink: uplink }

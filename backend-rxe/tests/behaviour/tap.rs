@@ -82,7 +82,7 @@ pub(crate) fn tapped(rules: [PortRules; 2]) -> (World, [Arc<Tap>; 2]) {
 /// The same on a network with these VLANs.
 pub(crate) fn tapped_in(vlan: VlanMode, rules: [PortRules; 2]) -> (World, [Arc<Tap>; 2]) {
     let clock = Arc::new(ManualClock::default());
-    let config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as _, vlan, ..RxeConfig::default() };
+    let config = RxeConfig::default().with_workers(0).with_clock(Arc::clone(&clock) as _).with_vlan(vlan);
     tapped_with(rules, &config, clock)
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pvrdma_ether_link::unix;
 use pvrdma_link::{Link, fault::Faults};
-use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig};
+use pvrdma_rxe::{PortConfig, Rxe, RxeConfig};
 use pvrdma_verbs::{AsyncEvent, Hca, QpEvent, QueuePair};
 use pvrdma_verbs_types::{
     Mtu, NetworkType, QpAttrMask, QpAttrs, QpState, QpType, Qpn, SendData, SendOp, UdDestination, WcFlags, WcStatus,
@@ -265,10 +265,9 @@ fn datagrams_and_general_services() {
 fn two_engines_over_a_socket() {
     let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
     let engine = |number: u8, socket| {
-        let rxe = Rxe::new(RxeConfig { workers: 1, ..RxeConfig::default() }).unwrap();
+        let rxe = Rxe::new(RxeConfig::default().with_workers(1)).unwrap();
         let uplink: Arc<dyn Link> = Arc::new(unix::StreamLink::over(socket));
-        let uplink =
-            rxe.plug(mac(number), PortConfig { uplink, nic: None, mtu: 9000, rules: PortRules::default() }).unwrap();
+        let uplink = rxe.plug(mac(number), PortConfig::new(uplink, 9000)).unwrap();
         let world = World { rxe, clock: Default::default(), far: None, _uplinks: Vec::new(), _shares: Vec::new() };
         let node = world.node(number);
         (world, node, uplink)

@@ -47,7 +47,7 @@ pub(crate) fn on_the_wire(faults: Faults, seed: u64, test: impl FnOnce()) {
 
 /// Connects the device with this number to a network.
 pub(crate) fn plug(rxe: &Rxe, number: u8, uplink: impl Link + 'static, rules: PortRules) -> Uplink {
-    let config = PortConfig { uplink: Arc::new(uplink), nic: None, mtu: CABLE_MTU, rules };
+    let config = PortConfig::new(Arc::new(uplink), CABLE_MTU).with_rules(rules);
     rxe.plug(mac(number), config).unwrap()
 }
 
@@ -81,7 +81,7 @@ impl World {
     /// Same as [`Self::with`], with shares of devices by number.
     pub(crate) fn with_shares(change: impl FnOnce(&mut RxeConfig), shares: &[(u8, ShareConfig)]) -> Self {
         let clock = Arc::new(ManualClock::default());
-        let mut config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as Arc<dyn Clock>, ..RxeConfig::default() };
+        let mut config = RxeConfig::default().with_workers(0).with_clock(Arc::clone(&clock) as Arc<dyn Clock>);
         change(&mut config);
         let rxe = Rxe::new(config.clone()).unwrap();
         let give = |rxe: &Rxe| shares.iter().map(|&(number, share)| rxe.share(mac(number), share)).collect();
@@ -91,11 +91,11 @@ impl World {
         };
         // With two of three seeds, one end has several receive queues.
         let port_threads = if seed.is_multiple_of(3) { 1 } else { 3 };
-        let far = Rxe::new(RxeConfig { port_threads, ..config }).unwrap();
+        let far = Rxe::new(config.with_port_threads(port_threads)).unwrap();
         shares.extend(give(&far));
         let (near_end, far_end) = memory::pair(100_000).unwrap();
         // With every second seed the two ends negotiate features beyond RoCE.
-        let rules = || PortRules { negotiate: seed.is_multiple_of(2), ..PortRules::default() };
+        let rules = || PortRules::default().with_negotiate(seed.is_multiple_of(2));
         let uplinks = vec![
             plug(&rxe, 1, FaultLink::new(near_end, faults, seed * 2), rules()),
             plug(&far, 2, FaultLink::new(far_end, faults, seed * 2 + 1), rules()),

@@ -5,6 +5,7 @@ pub const MAX_RANGES: usize = 65_536;
 
 /// Limits of a [`DmaSpace`](crate::DmaSpace). A request that exceeds one is refused and changes nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct MemoryLimits {
     /// Maximum number of mapped ranges.
     pub ranges: usize,

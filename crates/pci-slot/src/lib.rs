@@ -66,10 +66,10 @@
 //!
 //!     // Function 0: the network function, a link between the guest and the port of its RDMA device.
 //!     let space = DmaSpace::from_guest_memory(memory, PinPolicy::Off)?;
-//!     let config = Vmxnet3Config { multifunction: true, ..Vmxnet3Config::new(name, mac) };
+//!     let config = Vmxnet3Config::new(name, mac).with_multifunction(true);
 //!     let nic = Arc::new(NicLink::with_device(config, space, slot.interrupts(0))?);
 //!     let uplink = switch.port(mac, UnknownUnicast::Drop)?;
-//!     let port = PortConfig { uplink, nic: Some(nic.clone()), mtu: 1500, rules: PortRules::default() };
+//!     let port = PortConfig::new(uplink, 1500).with_nic(Some(nic.clone()));
 //!     let plugged = backend.plug(mac, port)?;
 //!
 //!     // Function 1: the RDMA device.

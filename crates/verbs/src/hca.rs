@@ -57,8 +57,10 @@ pub trait Backend: Send + Sync {
     fn attach(&self, context: DeviceContext) -> Result<Self::Hca, VerbsError>;
 }
 
-/// Upper limits of an adapter. The device advertises the smaller of these and its own.
+/// Upper limits of an adapter. The device advertises the smaller of these and its own. An adapter sets its limits from
+/// [`HcaLimits::NONE`], so one that does not know a limit supports nothing of its kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct HcaLimits {
     /// Queue pairs.
     pub max_qp: u32,
@@ -87,6 +89,22 @@ pub struct HcaLimits {
 }
 
 impl HcaLimits {
+    /// Limits of an adapter that supports nothing.
+    pub const NONE: Self = Self {
+        max_qp: 0,
+        max_qp_wr: 0,
+        max_sge: 0,
+        max_cq: 0,
+        max_cqe: 0,
+        max_mr: 0,
+        max_mr_size: 0,
+        max_pd: 0,
+        max_srq: 0,
+        max_rd_atomic: 0,
+        atomics: false,
+        memory_management: false,
+    };
+
     /// Returns the minimum of each limit.
     #[must_use]
     pub fn bounded_by(&self, other: &Self) -> Self {
@@ -106,6 +124,21 @@ impl HcaLimits {
         }
     }
 }
+
+pvrdma_base::setters!(const HcaLimits {
+    with_max_qp => max_qp: u32,
+    with_max_qp_wr => max_qp_wr: u32,
+    with_max_sge => max_sge: u32,
+    with_max_cq => max_cq: u32,
+    with_max_cqe => max_cqe: u32,
+    with_max_mr => max_mr: u32,
+    with_max_mr_size => max_mr_size: u64,
+    with_max_pd => max_pd: u32,
+    with_max_srq => max_srq: u32,
+    with_max_rd_atomic => max_rd_atomic: u8,
+    with_atomics => atomics: bool,
+    with_memory_management => memory_management: bool,
+});
 
 /// Current attributes of the port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]

@@ -5,7 +5,6 @@ use anyhow::{Result, bail, ensure};
 use pvrdma_dev::Limits;
 use pvrdma_dev::testing::{CommandError, Path, Placement, QpInit, SendWr, access, status};
 use pvrdma_ibverbs::{Ibverbs, IbverbsConfig};
-use pvrdma_verbs::HcaLimits;
 use pvrdma_verbs::testing::gid;
 
 use crate::device_pair::{Side, SideOptions};
@@ -19,11 +18,9 @@ const MANY: usize = 100;
 
 /// Runs a device that exceeds its limits, next to one that does not.
 pub(super) fn check(device: &str) -> Result<()> {
-    let backend = Ibverbs::new(IbverbsConfig { max_pinned: 4 * MIB as u64, ..IbverbsConfig::new(device) })?;
-    let few = Limits {
-        verbs: HcaLimits { max_qp: 8, max_cq: 8, max_mr: 16, max_pd: 8, ..Limits::default().verbs },
-        ..Limits::default()
-    };
+    let backend = Ibverbs::new(IbverbsConfig::new(device).with_max_pinned(4 * MIB as u64))?;
+    let few = Limits::default()
+        .with_verbs(Limits::default().verbs.with_max_qp(8).with_max_cq(8).with_max_mr(16).with_max_pd(8));
     let plain = SideOptions::new(MIB, Placement::Scattered);
     let mut greedy = Side::new(&backend, 1, &SideOptions { limits: few, ..plain })?;
     let mut other = Side::new(&backend, 2, &plain)?;

@@ -91,13 +91,13 @@ fn backend(device: &str) -> Result<Ibverbs> {
 /// Opens the backend with the addresses of the suite's devices on the host's interface.
 fn with_addresses(device: &str) -> Result<Ibverbs> {
     let networks = vec!["10.0.0.0/24".parse().map_err(anyhow::Error::msg)?];
-    let config = IbverbsConfig { add_addresses: networks, cm: CmMode::Local, ..IbverbsConfig::new(device) };
+    let config = IbverbsConfig::new(device).with_add_addresses(networks).with_cm(CmMode::Local);
     Ibverbs::new(config).context("backend ibverbs with addresses")
 }
 
 /// Opens the backend with a connection manager that may reach every address.
 fn everywhere(device: &str) -> Result<Ibverbs> {
-    Ibverbs::new(IbverbsConfig { cm: CmMode::Umad, ..IbverbsConfig::new(device) }).context("backend ibverbs")
+    Ibverbs::new(IbverbsConfig::new(device).with_cm(CmMode::Umad)).context("backend ibverbs")
 }
 
 /// Runs every case whose name contains `only`, one after the other, because they share GIDs.

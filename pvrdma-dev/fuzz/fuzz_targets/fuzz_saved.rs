@@ -10,7 +10,7 @@ use pvrdma_dev::testing::{Driver, GuestMemory, TestDevice};
 use pvrdma_link::{Clock, Link, ManualClock, memory};
 use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::PciFunction;
-use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig};
+use pvrdma_rxe::{PortConfig, Rxe, RxeConfig};
 use pvrdma_saved_state::{
     Header,
     testing::{Change, Records, change, join, split},
@@ -68,11 +68,11 @@ impl State {
 fuzz_target!(|input: (State, bool, bool)| {
     let (state, alone, wire) = input;
     let clock = Arc::new(ManualClock::default());
-    let config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as Arc<dyn Clock>, ..RxeConfig::default() };
+    let config = RxeConfig::default().with_workers(0).with_clock(Arc::clone(&clock) as Arc<dyn Clock>);
     let rxe = Rxe::new(config).unwrap();
     let _uplink = wire.then(|| {
         let uplink: Arc<dyn Link> = Arc::new(memory::pair(64).unwrap().0);
-        let config = PortConfig { uplink, nic: None, mtu: 4500, rules: PortRules::default() };
+        let config = PortConfig::new(uplink, 4500);
         rxe.plug(MacAddr([0x52, 0x54, 0, 0, 0, 1]), config).unwrap()
     });
     let memory = GuestMemory::new(16 << 20);

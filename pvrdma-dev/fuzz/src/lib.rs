@@ -13,7 +13,6 @@ use pvrdma_link::{Clock, ManualClock};
 use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::PciFunction;
 use pvrdma_rxe::{Rxe, RxeConfig, VlanMode};
-use pvrdma_verbs::HcaLimits;
 pub use pvrdma_verbs::testing::gid;
 
 /// Maximum number of queue pair runs that one step may cause. The rings hold far less work.
@@ -31,18 +30,16 @@ pub struct World {
 impl Default for World {
     fn default() -> Self {
         let clock = Arc::new(ManualClock::default());
-        let config = RxeConfig {
-            workers: 0,
+        let config = RxeConfig::default()
+            .with_workers(0)
             // Small limits, so that even transfers of a few pages need several runs.
-            inline_bytes: 6000,
-            inline_requests: 3,
-            worker_bytes: 6000,
-            worker_requests: 3,
-            clock: Arc::clone(&clock) as Arc<dyn Clock>,
+            .with_inline_bytes(6000)
+            .with_inline_requests(3)
+            .with_worker_bytes(6000)
+            .with_worker_requests(3)
+            .with_clock(Arc::clone(&clock) as Arc<dyn Clock>)
             // Guests choose VLANs as well.
-            vlan: VlanMode::Trunk,
-            ..RxeConfig::default()
-        };
+            .with_vlan(VlanMode::Trunk);
         Self { rxe: Rxe::new(config).unwrap(), clock }
     }
 }
@@ -66,16 +63,14 @@ impl World {
     pub fn guest(&self, host: u8, bytes: usize) -> Guest {
         let memory = GuestMemory::in_parts(bytes, 4);
         let irqs = Irqs::new();
-        let limits = Limits {
-            verbs: HcaLimits { max_cqe: 64, max_qp_wr: 64, ..Limits::default().verbs },
-            max_uar: 8,
-            max_srq_wr: 64,
-            ..Limits::default()
-        };
+        let limits = Limits::default()
+            .with_verbs(Limits::default().verbs.with_max_cqe(64).with_max_qp_wr(64))
+            .with_max_uar(8)
+            .with_max_srq_wr(64);
         let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);
         // Tests both ways of arming.
         let posted_doorbells = host.is_multiple_of(2);
-        let config = DeviceConfig { limits, posted_doorbells, ..DeviceConfig::new("fuzz", mac) };
+        let config = DeviceConfig::new("fuzz", mac).with_limits(limits).with_posted_doorbells(posted_doorbells);
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &self.rxe).unwrap();
         Guest { memory, irqs, device }
     }

@@ -48,14 +48,12 @@ pub(crate) fn affordable<H: Hca>(hca: &H, limits: &Limits, bytes: u64) -> HcaLim
     let hca_limits = hca.limits();
     // The page list covers both rings of a QP, and each ring is charged for all of it.
     let qp_lists = ring_bytes(sends.saturating_add(receives)).saturating_mul(2);
-    HcaLimits {
-        max_qp: most(3, hca_limits.max_qp, Object::Qp(caps), qp_lists),
-        max_cq: most(2, hca_limits.max_cq, Object::Cq, ring_bytes(CQ_BYTES)),
-        max_mr: most(1, hca_limits.max_mr, Object::Mr, list_bytes(MR_PAGES)),
-        max_pd: most(1, hca_limits.max_pd, Object::Pd, 0),
-        max_srq: most(0, hca_limits.max_srq, Object::Srq(REQUESTS), ring_bytes(receives)),
-        ..hca_limits
-    }
+    hca_limits
+        .with_max_qp(most(3, hca_limits.max_qp, Object::Qp(caps), qp_lists))
+        .with_max_cq(most(2, hca_limits.max_cq, Object::Cq, ring_bytes(CQ_BYTES)))
+        .with_max_mr(most(1, hca_limits.max_mr, Object::Mr, list_bytes(MR_PAGES)))
+        .with_max_pd(most(1, hca_limits.max_pd, Object::Pd, 0))
+        .with_max_srq(most(0, hca_limits.max_srq, Object::Srq(REQUESTS), ring_bytes(receives)))
 }
 
 /// Overhead of an object in bytes: its slots in tables whose size may have doubled, queued events, and the allocator.

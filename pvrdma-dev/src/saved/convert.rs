@@ -102,6 +102,7 @@ pub(super) fn save_limits(limits: &Limits) -> saved::Limits {
         max_rd_atomic,
         atomics,
         memory_management,
+        ..
     } = verbs;
     saved::Limits {
         max_qp,
@@ -146,19 +147,34 @@ pub(super) fn restore_limits(message: &saved::Limits, max_memory: u64) -> Result
     let what = "limit of outstanding READs";
     let max_rd_atomic =
         u8::try_from(max_rd_atomic).map_err(|_| RestoreError::Invalid { what, value: max_rd_atomic.into() })?;
-    let verbs = HcaLimits {
-        max_qp,
-        max_qp_wr,
-        max_sge,
-        max_cq,
-        max_cqe,
-        max_mr,
-        max_mr_size,
-        max_pd,
-        max_srq,
-        max_rd_atomic,
-        atomics,
-        memory_management,
-    };
+    let verbs = HcaLimits::NONE
+        .with_max_qp(max_qp)
+        .with_max_qp_wr(max_qp_wr)
+        .with_max_sge(max_sge)
+        .with_max_cq(max_cq)
+        .with_max_cqe(max_cqe)
+        .with_max_mr(max_mr)
+        .with_max_mr_size(max_mr_size)
+        .with_max_pd(max_pd)
+        .with_max_srq(max_srq)
+        .with_max_rd_atomic(max_rd_atomic)
+        .with_atomics(atomics)
+        .with_memory_management(memory_management);
     Ok(Limits { verbs, max_srq_wr, max_uar, max_ah, gid_table, max_memory })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The compiler does not notice a limit of adapters that is not saved.
+    #[test]
+    fn all_limits_of_an_adapter_are_saved() {
+        let mut values = serde_json::to_value(HcaLimits::NONE).unwrap();
+        for (value, number) in values.as_object_mut().unwrap().values_mut().zip(1_u8..) {
+            *value = if value.is_boolean() { true.into() } else { number.into() };
+        }
+        let limits = Limits::default().with_verbs(serde_json::from_value(values).unwrap());
+        assert_eq!(restore_limits(&save_limits(&limits), limits.max_memory).unwrap(), limits);
+    }
 }

@@ -17,20 +17,19 @@ use pvrdma_verbs_types::{
 };
 
 /// Limits of an adapter that supports everything.
-pub const MOCK_LIMITS: HcaLimits = HcaLimits {
-    max_qp: 65_536,
-    max_qp_wr: 32_768,
-    max_sge: 128,
-    max_cq: 65_536,
-    max_cqe: 1 << 22,
-    max_mr: 1 << 20,
-    max_mr_size: 1 << 40,
-    max_pd: 1 << 20,
-    max_srq: 65_536,
-    max_rd_atomic: 16,
-    atomics: true,
-    memory_management: true,
-};
+pub const MOCK_LIMITS: HcaLimits = HcaLimits::NONE
+    .with_max_qp(65_536)
+    .with_max_qp_wr(32_768)
+    .with_max_sge(128)
+    .with_max_cq(65_536)
+    .with_max_cqe(1 << 22)
+    .with_max_mr(1 << 20)
+    .with_max_mr_size(1 << 40)
+    .with_max_pd(1 << 20)
+    .with_max_srq(65_536)
+    .with_max_rd_atomic(16)
+    .with_atomics(true)
+    .with_memory_management(true);
 
 /// Backend whose adapters the test drives.
 #[derive(Debug, Default)]

@@ -164,18 +164,17 @@ impl DeviceSpec {
     fn rules(&self, congestion: Congestion, addresses: AddressRule, alone: bool) -> PortRules {
         let listed = addresses.others == OtherAddresses::Refuse;
         let guard = |switch: Option<Switch>| switch.map_or(listed, |switch| switch == Switch::On);
-        PortRules {
-            addresses: Some(addresses),
-            source_guard: guard(self.source_guard),
-            ra_guard: guard(self.ra_guard),
-            dhcp_guard: guard(self.dhcp_guard),
-            alone,
-            priority_tags: self.pcp == Some(Pcp::Always),
-            forged: self.forged.unwrap_or_default(),
-            congestion: (self.congestion != Some(Switch::Off)).then_some(congestion),
-            negotiate: self.negotiate != Some(Switch::Off),
-            multipath: self.multipath != Some(Switch::Off),
-        }
+        PortRules::default()
+            .with_addresses(Some(addresses))
+            .with_source_guard(guard(self.source_guard))
+            .with_ra_guard(guard(self.ra_guard))
+            .with_dhcp_guard(guard(self.dhcp_guard))
+            .with_alone(alone)
+            .with_priority_tags(self.pcp == Some(Pcp::Always))
+            .with_forged(self.forged.unwrap_or_default())
+            .with_congestion((self.congestion != Some(Switch::Off)).then_some(congestion))
+            .with_negotiate(self.negotiate != Some(Switch::Off))
+            .with_multipath(self.multipath != Some(Switch::Off))
     }
 
     /// Returns `true` if a key about the port is given.

@@ -21,13 +21,13 @@ impl DeviceSpec {
     /// # Errors
     /// A value is out of range, or values contradict each other.
     pub(super) fn share(&self) -> Result<ShareConfig, String> {
-        checked(ShareConfig {
-            weight: self.weight.unwrap_or(DEFAULT_WEIGHT),
-            max_rate: self.max_rate.map(BitRate::bytes),
-            burst: self.burst,
-            qp_max_rate: self.qp_max_rate.map(BitRate::bytes),
-            min_rate: self.min_rate.map(BitRate::bytes),
-        })
+        let share = ShareConfig::default()
+            .with_weight(self.weight.unwrap_or(DEFAULT_WEIGHT))
+            .with_max_rate(self.max_rate.map(BitRate::bytes))
+            .with_burst(self.burst)
+            .with_qp_max_rate(self.qp_max_rate.map(BitRate::bytes))
+            .with_min_rate(self.min_rate.map(BitRate::bytes));
+        checked(share)
     }
 }
 
@@ -89,7 +89,7 @@ pub fn change_share(mut share: ShareConfig, set: &BTreeMap<String, String>) -> R
 
 /// Returns a share in the form that [`change_share`] accepts.
 pub fn share_words(share: &ShareConfig) -> BTreeMap<String, String> {
-    let ShareConfig { weight, max_rate, burst, qp_max_rate, min_rate } = *share;
+    let ShareConfig { weight, max_rate, burst, qp_max_rate, min_rate, .. } = *share;
     let off = || OFF.to_owned();
     let rate = |rate: Option<u64>| rate.map_or_else(off, |bytes| BitRate::from_bytes(bytes).word());
     let words = [

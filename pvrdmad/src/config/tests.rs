@@ -368,13 +368,11 @@ fn rules_of_the_network() {
     };
     let plain = rules(&file("").unwrap());
     let own = AddressRule { others: OtherAddresses::Own, listed: Vec::new() };
-    let expected = PortRules {
-        addresses: Some(own),
-        congestion: Some(Congestion::default()),
-        negotiate: true,
-        multipath: true,
-        ..PortRules::default()
-    };
+    let expected = PortRules::default()
+        .with_addresses(Some(own))
+        .with_congestion(Some(Congestion::default()))
+        .with_negotiate(true)
+        .with_multipath(true);
     assert_eq!(plain, expected);
     let text = "[congestion]\nline_rate_mbps = 25000\ncut_interval_us = 300\ncnp_dscp = 46";
     let tuned = rules(&file(text).unwrap()).congestion.unwrap();
@@ -405,7 +403,8 @@ fn rules_of_the_network() {
     let device = "name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,vlan=42,pcp=always,forged-transmits=mac,congestion=off,negotiate=off,multipath=off";
     let config = Config::merge(ConfigSpec::default(), args(&[device])).unwrap();
     let addresses = Some(AddressRule::default());
-    let expected = PortRules { priority_tags: true, forged: ForgedTransmits::Mac, addresses, ..PortRules::default() };
+    let expected =
+        PortRules::default().with_priority_tags(true).with_forged(ForgedTransmits::Mac).with_addresses(addresses);
     assert_eq!(rules(&config), expected);
     assert_eq!(config.networks[0].vlan, VlanMode::Access(42));
 }

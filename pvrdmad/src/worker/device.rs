@@ -117,7 +117,8 @@ impl ServedDevice {
             doorbells,
             pages,
         } = place;
-        let limits = MemoryLimits { locked_bytes: device.memory.max_locked, ..MemoryLimits::default() };
+        let mut limits = MemoryLimits::default();
+        limits.locked_bytes = device.memory.max_locked;
         let memory = DmaSpace::with_limits(device.pin.into(), limits);
         let irqs = Arc::new(IrqTable::default());
         let (name, told) = (device.config.name.clone(), Arc::clone(host));

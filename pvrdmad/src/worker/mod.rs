@@ -279,12 +279,9 @@ impl Worker {
             place.nic_link = device.nic.as_ref().map(open).transpose().context("nic")?;
             place.nic_link.clone()
         };
-        let port = PortConfig {
-            uplink: self.ether.port(device).context("uplink")?,
-            nic: link,
-            mtu: self.setup.network.mtu,
-            rules: device.rules.clone(),
-        };
+        let port = PortConfig::new(self.ether.port(device).context("uplink")?, self.setup.network.mtu)
+            .with_nic(link)
+            .with_rules(device.rules.clone());
         place.port = Some(self.adapter.plug(*mac, port).context("uplink")?);
         Ok(())
     }

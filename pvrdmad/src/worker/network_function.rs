@@ -49,11 +49,8 @@ impl NetworkFunction {
         let memory = DmaSpace::new(PinPolicy::Off);
         let irqs = Arc::new(IrqTable::default());
         let name = format!("{}-nic", device.config.name);
-        let config = Vmxnet3Config {
-            intx: device.config.intx,
-            multifunction: true,
-            ..Vmxnet3Config::new(name.clone(), device.config.mac)
-        };
+        let config =
+            Vmxnet3Config::new(name.clone(), device.config.mac).with_intx(device.config.intx).with_multifunction(true);
         let link = Arc::new(NicLink::with_device(config, Arc::clone(&memory), irqs.clone())?);
         let stats = Arc::new(ConnectionStats::default());
         let endpoint = Endpoint {

@@ -132,35 +132,31 @@ impl Network {
         let mut dice = Dice::new(seed, 13);
         let one_uplink = dice.one_in(2);
         // Small limits, so that even transfers of a few pages need several runs.
-        let config = RxeConfig {
-            workers,
-            inline_bytes: 6000,
-            inline_requests: 3,
-            worker_bytes: 6000,
-            worker_requests: 3,
-            port_threads: 1 + dice.below(2),
-            clock: Arc::clone(&clock),
-            ..RxeConfig::default()
-        };
+        let config = RxeConfig::default()
+            .with_workers(workers)
+            .with_inline_bytes(6000)
+            .with_inline_requests(3)
+            .with_worker_bytes(6000)
+            .with_worker_requests(3)
+            .with_port_threads(1 + dice.below(2))
+            .with_clock(Arc::clone(&clock));
         let beyond = Rxe::new(config.clone()).unwrap();
-        let here = Rxe::new(RxeConfig { one_uplink, ..config }).unwrap();
+        let here = Rxe::new(config.with_one_uplink(one_uplink)).unwrap();
         let shares = [1, 2].into_iter().chain(ON_THE_WIRE).chain([VISITOR]);
         let shares = shares.map(|number| here.share(mac(number), ShareConfig::default())).collect();
         let mut wire = Wire::new(Dice::new(seed, 1), if manual.is_some() { STOP } else { LONG_STOP });
         let Outside { links, cables, switch } = Outside::new(&mut wire, one_uplink, manual.as_ref());
         let plug = |(number, uplink)| {
-            let rules = PortRules {
+            let rules = PortRules::default()
                 // Tenants begin at once.
-                alone: true,
-                congestion: Some(Congestion::default()),
-                negotiate: true,
-                multipath: true,
-                ..PortRules::default()
-            };
+                .with_alone(true)
+                .with_congestion(Some(Congestion::default()))
+                .with_negotiate(true)
+                .with_multipath(true);
             let nic =
                 cards.iter().find(|(owner, _)| *owner == number).map(|(_, card)| Arc::<NicLink>::clone(card) as _);
             let rxe = if number == BEYOND { &beyond } else { &here };
-            rxe.plug(mac(number), PortConfig { uplink, nic, mtu: MTU, rules }).unwrap()
+            rxe.plug(mac(number), PortConfig::new(uplink, MTU).with_nic(nic).with_rules(rules)).unwrap()
         };
         let uplinks = links.into_iter().map(plug).collect();
         let wire = Arc::new(Mutex::new(wire));
@@ -209,7 +205,7 @@ impl Network {
         // Queue pair numbers begin at random. The hostile kernel has guessed its victim's seed, so it gets the same
         // numbers as the guest that reboots.
         let begin = if number == KERNEL { VISITOR } else { number };
-        DeviceConfig { random: Random::Seed(seed.wrapping_mul(u64::from(begin))), ..config }
+        config.with_random(Random::Seed(seed.wrapping_mul(u64::from(begin))))
     }
 
     pub(crate) fn rxe(&self, number: u8) -> &Rxe {

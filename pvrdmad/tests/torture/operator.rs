@@ -15,7 +15,7 @@ use crate::network::{BEYOND, KERNEL, Network, VMM};
 /// Maximum number of simultaneous captures.
 const CAPTURES: usize = 3;
 /// Bytes of each frame that a capture keeps, and size of its buffer.
-const CAPTURE: CaptureConfig = CaptureConfig { snaplen: 96, buffer: 16 << 10 };
+const CAPTURE: CaptureConfig = CaptureConfig::new(96, 16 << 10);
 /// Rates in bytes per second, and burst sizes. At the lowest rate, a batch of a tenant takes some tens of milliseconds.
 const RATES: [Option<u64>; 4] = [None, Some(1 << 20), Some(16 << 20), Some(1 << 30)];
 const BURSTS: [Option<u64>; 3] = [None, Some(4 << 10), Some(1 << 20)];
@@ -91,13 +91,12 @@ impl Operator {
     /// Changes the share of a device of the daemon.
     fn share(&mut self, network: &Network) {
         let (shares, dice) = (&network.shares, &mut self.dice);
-        let config = ShareConfig {
-            weight: dice.pick(&[1, DEFAULT_WEIGHT, 1000]),
-            max_rate: dice.pick(&RATES),
-            burst: dice.pick(&BURSTS),
-            qp_max_rate: dice.pick(&RATES),
-            min_rate: dice.pick(&PROMISES),
-        };
+        let config = ShareConfig::default()
+            .with_weight(dice.pick(&[1, DEFAULT_WEIGHT, 1000]))
+            .with_max_rate(dice.pick(&RATES))
+            .with_burst(dice.pick(&BURSTS))
+            .with_qp_max_rate(dice.pick(&RATES))
+            .with_min_rate(dice.pick(&PROMISES));
         network.rxe(KERNEL).set_share(&shares[dice.below(shares.len())], config);
     }
 

@@ -78,7 +78,7 @@ fn receive(guest: &Guest, kind: u8, len: u16, mss: u16) {
 // Long: one arm for each step.
 fuzz_target!(|steps: Steps<Step>| {
     let port = Arc::new(MeddlingPort::default());
-    let settings = Vmxnet3Config { intx: true, ..Vmxnet3Config::new("fuzz", MacAddr(GUEST_MAC)) };
+    let settings = Vmxnet3Config::new("fuzz", MacAddr(GUEST_MAC)).with_intx(true);
     let guest = Guest::new(settings, (PAGES * PAGE) as usize, Arc::clone(&port) as _);
     port.meddle_with(&guest.memory);
     let device = &guest.device;

@@ -10,7 +10,7 @@ use pvrdma_link::{
     Link, memory,
     switch::{Switch, UnknownUnicast},
 };
-use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_rxe::{PortConfig, Rxe, RxeConfig, Uplink};
 use pvrdma_verbs::testing::gid;
 use pvrdma_verbs_types::Mtu;
 
@@ -75,7 +75,7 @@ impl Station {
         (qps, write): (usize, usize),
         mtu: u32,
     ) -> Result<Self> {
-        let config = PortConfig { uplink: link, nic: None, mtu, rules: PortRules::default() };
+        let config = PortConfig::new(link, mtu);
         let uplink = backend.plug(mac(host), config)?;
         let side = Side::private(backend, host, &SideOptions::new(qps * write, Placement::Contiguous))?;
         let one = || side.driver.create_qp(&QpInit { max_recv_wr: 8, ..QpInit::rc(&side.pd, &side.cq) });
@@ -119,7 +119,7 @@ impl Receivers {
         let (ours, theirs) = memory::pair(10_000)?;
         let tape = Arc::new(Tape::new(theirs, load.window)?);
         let switch = Switch::new(Some(Arc::clone(&tape) as _), MTU)?;
-        let config = RxeConfig { port_threads: load.port_threads, one_uplink: true, ..RxeConfig::default() };
+        let config = RxeConfig::default().with_port_threads(load.port_threads).with_one_uplink(true);
         let backend = Rxe::new(config)?;
         let each = load.of_a_device();
         let station = |index| {

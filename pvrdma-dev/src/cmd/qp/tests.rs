@@ -1,7 +1,5 @@
 //! Queue pair commands, through registers.
 
-use pvrdma_verbs::HcaLimits;
-
 use crate::abi::cmd::*;
 use crate::abi::layout::GuestLayout;
 use crate::config::DeviceConfig;
@@ -91,7 +89,7 @@ fn the_general_services_queue_pair() {
 #[test]
 fn numbers_of_queue_pairs() {
     for version in [19, 20] {
-        let limits = Limits { verbs: HcaLimits { max_qp: 5, ..Limits::default().verbs }, ..Limits::default() };
+        let limits = Limits { verbs: Limits::default().verbs.with_max_qp(5), ..Limits::default() };
         let guest = TypedDriver::on(DeviceConfig { version, limits, ..TypedDriver::config() });
         let request = guest.qp_request(qp_type::RC, guest.create_pd(0), guest.create_cq(0));
         let numbers: Vec<u32> = (0..7)

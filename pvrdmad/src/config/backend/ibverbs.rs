@@ -153,17 +153,15 @@ impl IbverbsSpec {
                 self.device
             ));
         }
-        let default = IbverbsConfig::new(self.device);
-        Ok(IbverbsConfig {
-            port: self.port.map_or(default.port, |Port(port)| port),
-            gid_index: self.gid_index.map_or(default.gid_index, |GidChoice(index)| index),
-            add_addresses: self.addresses.map_or(default.add_addresses, |Addresses(networks)| networks),
-            max_pinned: self.max_pinned.unwrap_or(default.max_pinned),
-            max_mappings: self.max_mappings.unwrap_or(default.max_mappings),
-            cm: self.cm.map_or(default.cm, Cm::into),
-            poll: self.poll.map_or(default.poll, |us| Duration::from_micros(us.into())),
-            device: default.device,
-        })
+        let mut config = IbverbsConfig::new(self.device);
+        config.port = self.port.map_or(config.port, |Port(port)| port);
+        config.gid_index = self.gid_index.map_or(config.gid_index, |GidChoice(index)| index);
+        config.add_addresses = self.addresses.map_or(config.add_addresses, |Addresses(networks)| networks);
+        config.max_pinned = self.max_pinned.unwrap_or(config.max_pinned);
+        config.max_mappings = self.max_mappings.unwrap_or(config.max_mappings);
+        config.cm = self.cm.map_or(config.cm, Cm::into);
+        config.poll = self.poll.map_or(config.poll, |us| Duration::from_micros(us.into()));
+        Ok(config)
     }
 }
 

@@ -37,7 +37,12 @@ impl Software {
     pub(super) fn start(setup: &NetworkSetup, host: &Arc<dyn Host>, failures: &Arc<FailureLog>) -> Result<Self> {
         let Network { vlan, local, port_threads, .. } = setup.network;
         let workers = setup.engine_threads;
-        let config = RxeConfig { workers, vlan, local, port_threads, one_uplink: true, ..RxeConfig::default() };
+        let config = RxeConfig::default()
+            .with_workers(workers)
+            .with_vlan(vlan)
+            .with_local(local)
+            .with_port_threads(port_threads)
+            .with_one_uplink(true);
         let rxe = Rxe::new(config).context("backend rxe")?;
         Ok(Self { rxe, failures: Arc::clone(failures), host: Arc::clone(host) })
     }

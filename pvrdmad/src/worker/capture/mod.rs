@@ -39,11 +39,11 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Returns the capture configuration for the length that the client requested.
 pub(super) fn config(snaplen: Option<u32>) -> Result<CaptureConfig, String> {
     match snaplen {
-        None => Ok(CaptureConfig { snaplen: MAX_LINK_FRAME, buffer: BUFFER }),
+        None => Ok(CaptureConfig::new(MAX_LINK_FRAME, BUFFER)),
         Some(0) => Err("snaplen 0 keeps nothing".to_owned()),
         Some(snaplen) => {
             let snaplen = usize::try_from(snaplen).unwrap_or(usize::MAX).min(MAX_LINK_FRAME);
-            Ok(CaptureConfig { snaplen, buffer: BUFFER })
+            Ok(CaptureConfig::new(snaplen, BUFFER))
         }
     }
 }

@@ -252,14 +252,14 @@ impl Peer {
             Arc::new(FaultLink::new(link, faults, options.side.into()))
         };
         // The same rules as in the daemon.
-        let rules = PortRules { negotiate: true, multipath: true, congestion: host.congestion, ..PortRules::default() };
-        let uplink = backend.plug(address, PortConfig { uplink: link, nic: None, mtu: host.mtu, rules })?;
+        let rules = PortRules::default().with_negotiate(true).with_multipath(true).with_congestion(host.congestion);
+        let uplink = backend.plug(address, PortConfig::new(link, host.mtu).with_rules(rules))?;
         let ring = 64 << 10;
         let (memory, irqs) = (GuestMemory::new(bytes + (32 << 20) + options.qps * 2 * ring), Irqs::new());
         let reserved = memory.alloc(bytes.div_ceil(4096), Placement::Contiguous);
         // A probe for the address on the uplink would take the first second of the measurement.
         let rules = Rules { addresses: AddressRule::ANY, ..Rules::default() };
-        let config = DeviceConfig { rules, ..DeviceConfig::new("wire".to_owned(), address) };
+        let config = DeviceConfig::new("wire".to_owned(), address).with_rules(rules);
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &backend)?;
         let driver = Driver::probe(device, &memory, &irqs)?;
         driver.bind_gid(0, host.gid)?;
