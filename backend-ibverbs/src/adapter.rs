@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use pvrdma_base::{Counter, DeviceLog};
 use pvrdma_guest_memory::DmaSpace;
+use pvrdma_packet::MacAddr;
 use pvrdma_pages::PAGE_SIZE;
 use pvrdma_verbs::{AsyncEvent, DeviceContext, EventSink, HcaLimits, PortAttributes, VerbsError};
 use pvrdma_verbs_types::{Mtu, PortState};
@@ -57,6 +58,7 @@ impl Adapter {
     /// [`VerbsError::Host`]: the host's device refuses one of these.
     pub(crate) fn new(
         device: Arc<HostDevice>,
+        mac: MacAddr,
         context: DeviceContext,
         shared: Arc<Shared>,
     ) -> Result<Self, VerbsError> {
@@ -66,7 +68,7 @@ impl Adapter {
         let member = Arc::new(Member { rules: context.rules.clone(), ..Member::default() });
         let resolver = Resolver::start(&context.name)?;
         Ok(Self {
-            gids: GidTable::new(&context, Arc::clone(&shared), Arc::clone(&member)),
+            gids: GidTable::new(mac, &context, Arc::clone(&shared), Arc::clone(&member)),
             name: context.name,
             log: context.log,
             memory: context.memory,

@@ -4,7 +4,8 @@ use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
 
-use pvrdma_verbs::{Backend, DeviceContext, VerbsError};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs::{Backend, DeviceContext, Station, VerbsError};
 
 use crate::addresses::{AddressOwner, HostAddresses};
 use crate::cm::ConnectionManager;
@@ -164,17 +165,38 @@ impl Ibverbs {
 
 impl Backend for Ibverbs {
     type Hca = IbvHca;
+    type Station = IbverbsStation;
+
+    fn station(&self, mac: MacAddr) -> Result<IbverbsStation, VerbsError> {
+        Ok(IbverbsStation { backend: self.clone(), mac })
+    }
+}
+
+/// Station of a device at the host's adapter, which is its network: there is nothing to plug in.
+#[derive(Clone, Debug)]
+pub struct IbverbsStation {
+    backend: Ibverbs,
+    mac: MacAddr,
+}
+
+impl Station for IbverbsStation {
+    type Hca = IbvHca;
+
+    fn mac(&self) -> MacAddr {
+        self.mac
+    }
 
     fn attach(&self, context: DeviceContext) -> Result<IbvHca, VerbsError> {
+        let shared = &self.backend.shared;
         // Each device has a context of its own, because the kernel releases all resources of a context when it is
         // closed, for whatever reason.
-        let device = HostDevice::open(&self.shared.library, &self.shared.config.device).map_err(|error| {
+        let device = HostDevice::open(&shared.library, &shared.config.device).map_err(|error| {
             context.log.error(module_path!(), format_args!("{error}"));
             VerbsError::Host(std::io::Error::other(error.to_string()))
         })?;
-        let hca = IbvHca::start(device, context, Arc::clone(&self.shared))?;
+        let hca = IbvHca::start(device, self.mac, context, Arc::clone(shared))?;
         #[cfg(feature = "testing")]
-        self.attached.lock().push(Arc::downgrade(hca.objects()));
+        self.backend.attached.lock().push(Arc::downgrade(hca.objects()));
         Ok(hca)
     }
 }

@@ -4,6 +4,7 @@ use std::sync::{Arc, Weak};
 
 use pvrdma_base::Counter;
 use pvrdma_guest_memory::MemoryWatcher;
+use pvrdma_packet::MacAddr;
 use pvrdma_verbs::{
     CompletionSink, DeviceContext, Hca, HcaLimits, MrRequest, Object, PortAttributes, QpInit, SrqInit, VerbsError,
 };
@@ -55,8 +56,13 @@ impl IbvHca {
     ///
     /// # Errors
     /// The host's device refuses a request, or the thread cannot be started.
-    pub(crate) fn start(device: HostDevice, context: DeviceContext, shared: Arc<Shared>) -> Result<Self, VerbsError> {
-        let objects = Arc::new(Objects::new(Adapter::new(Arc::new(device), context, shared)?));
+    pub(crate) fn start(
+        device: HostDevice,
+        mac: MacAddr,
+        context: DeviceContext,
+        shared: Arc<Shared>,
+    ) -> Result<Self, VerbsError> {
+        let objects = Arc::new(Objects::new(Adapter::new(Arc::new(device), mac, context, shared)?));
         let mrs = Arc::downgrade(&objects.mrs);
         let watcher: Weak<dyn MemoryWatcher> = mrs;
         objects.adapter.memory.watch(watcher);

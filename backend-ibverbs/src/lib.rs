@@ -105,7 +105,7 @@ mod worker;
 use pvrdma_base::Counter;
 
 pub use addresses::{AddressOwner, HostAddresses, MAX_ADDRESSES};
-pub use backend::{Ibverbs, host_addresses};
+pub use backend::{Ibverbs, IbverbsStation, host_addresses};
 pub use config::{CmMode, GidIndex, IbverbsConfig};
 pub use handles::{IbvCq, IbvMr, IbvPd, IbvQp, IbvSrq};
 pub use hca::IbvHca;

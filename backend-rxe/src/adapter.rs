@@ -22,6 +22,7 @@ use crate::gid::{BoundGid, GidTable};
 use crate::mr::MrTables;
 use crate::own_thread::OwnThread;
 use crate::paused::Paused;
+use crate::place::Place;
 use crate::port::kept::PacketBudget;
 use crate::share::Share;
 
@@ -79,10 +80,9 @@ impl Adapter {
     pub(crate) fn new(
         id: u64,
         context: DeviceContext,
+        place: &Place,
         engine: Arc<Engine>,
-        share: Arc<Share>,
         captures: Arc<Captures>,
-        (flows, failures, faults): (Arc<FlowTable>, Arc<FailureObserver>, Arc<FaultPoint>),
         marking: EgressMarking,
     ) -> io::Result<Self> {
         Ok(Self {
@@ -93,8 +93,8 @@ impl Adapter {
             events: context.events,
             engine,
             own_thread: OwnThread::default(),
-            share,
-            point: captures.point(context.mac),
+            share: Arc::clone(&place.share),
+            point: Arc::clone(&place.point),
             captures,
             marking,
             rules: context.rules,
@@ -105,9 +105,9 @@ impl Adapter {
             packets: PacketBudget::new(&context.budget),
             budget: context.budget,
             counters: Counters::default(),
-            flows,
-            failures,
-            faults,
+            flows: Arc::clone(&place.flows),
+            failures: Arc::clone(&place.failures),
+            faults: Arc::clone(&place.faults),
         })
     }
 

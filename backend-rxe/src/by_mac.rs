@@ -1,4 +1,4 @@
-//! State of devices by MAC address, which a restart of a device's driver does not end.
+//! Values by MAC address.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -28,22 +28,20 @@ impl<T> ByMac<T> {
         values.insert(mac, Arc::downgrade(&value));
         value
     }
-
-    /// Returns the number of values, including those that are not in use any more.
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        self.0.lock().len()
-    }
-
-    /// Sets the value of a device.
-    pub(crate) fn set(&self, mac: MacAddr, value: &Arc<T>) {
-        self.0.lock().insert(mac, Arc::downgrade(value));
-    }
 }
 
-impl<T: Default> ByMac<T> {
-    /// Returns the value of a device, or a default one if none is in use.
-    pub(crate) fn of(&self, mac: MacAddr) -> Arc<T> {
-        self.of_or(mac, T::default)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_found_while_it_is_in_use() {
+        let (values, [one, other]) = (ByMac::default(), [1, 2].map(pvrdma_verbs::testing::mac));
+        let found = values.of_or(one, || 7);
+        assert!(Arc::ptr_eq(&found, &values.of_or(one, || 8)));
+        drop(values.of_or(other, || 9));
+        drop(found);
+        assert_eq!(*values.of_or(one, || 10), 10);
+        assert_eq!(values.0.lock().len(), 1, "an unused value is removed");
     }
 }

@@ -115,7 +115,7 @@ impl FlowTable {
     }
 
     /// Returns all flows with traffic, in descending order of bytes, with the rest at the end.
-    fn counts(&self) -> Vec<FlowCount> {
+    pub(crate) fn counts(&self) -> Vec<FlowCount> {
         // The rest is read under the same lock, so that each flow is counted in exactly one of the two.
         let flows = self.flows.lock();
         let mut counts: Vec<_> = flows.iter().map(|(peer, road, flow)| flow.count(Some(*peer), *road)).collect();
@@ -140,17 +140,6 @@ impl LastFlow {
             self.0 = None;
         }
         &self.0.get_or_insert_with(|| Box::new((peer, road, table.flow(peer, road)))).2
-    }
-}
-
-/// Handle for the traffic of a device, which survives restarts of its driver.
-#[derive(Clone, Debug)]
-pub struct DeviceFlows(pub(crate) Arc<FlowTable>);
-
-impl DeviceFlows {
-    /// Returns all flows with traffic, in descending order of bytes.
-    pub fn counts(&self) -> Vec<FlowCount> {
-        self.0.counts()
     }
 }
 

@@ -26,6 +26,7 @@ use crate::path::directory::Node;
 use crate::path::wire;
 use crate::path::wire::receive::Inbox;
 use crate::path::wire::sources::Sources;
+use crate::place::Place;
 use crate::port::PortInspect;
 use crate::qp::flight::RECORDING;
 use crate::qp::{Qp, QpParts};
@@ -33,7 +34,7 @@ use crate::quota::{Permit, Quota};
 use crate::shared::Shared;
 use crate::srq::{RxeSrq, Srq};
 
-/// An adapter. Dropping it removes its GIDs from the directory, and makes its QPs inert.
+/// The adapter of a device. Dropping it removes its GIDs from the directory, and makes its QPs inert.
 #[derive(Debug)]
 pub struct RxeHca {
     pub(crate) node: Arc<Node<Endpoint>>,
@@ -71,17 +72,14 @@ struct HcaInspect {
 impl RxeHca {
     /// # Errors
     /// The budget of the device does not cover the queues of its port.
-    pub(crate) fn new(context: DeviceContext, shared: Arc<Shared>) -> Result<Self, VerbsError> {
+    pub(crate) fn new(context: DeviceContext, place: &Place, shared: Arc<Shared>) -> Result<Self, VerbsError> {
         let id = shared.next_adapter.fetch_add(1, Ordering::Relaxed);
-        let port = shared.ports.get(context.mac);
+        let port = place.port();
         let queues = port.as_ref().map(|port| context.budget.charge(Kept::Queues, port.most_bytes())).transpose()?;
         let marking = port.as_ref().map(|port| port.marks()).unwrap_or_default();
         let (engine, captures) = (Arc::clone(&shared.engine), Arc::clone(&shared.captures));
-        let share = shared.shares.of(context.mac);
-        let (mac, flows) = (context.mac, shared.flows.of(context.mac));
-        let observed = (flows, shared.failures.of(mac), shared.faults.of(mac));
-        shared.addresses.join(context.mac, &context.rules.addresses);
-        let node = Node::new(Adapter::new(id, context, engine, share, captures, observed, marking)?);
+        shared.addresses.join(place.mac, &context.rules.addresses);
+        let node = Node::new(Adapter::new(id, context, place, engine, captures, marking)?);
         let directory = Arc::clone(&shared.directory);
         if let Some(port) = &port {
             let sources = || Sources::new(Arc::clone(&directory), Arc::clone(&shared.addresses), shared.local);

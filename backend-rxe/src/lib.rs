@@ -20,7 +20,7 @@
 //! | `qp` | queue pairs: both halves, `state` with the single transition to ERROR, `flush`, `modify` |
 //! | `cq`, `srq` | completion queues, shared receive queues |
 //! | `sg`, `mr` | held guest memory, scatter/gather lists, memory regions |
-//! | `addresses` | ownership of addresses |
+//! | `addresses`, `conflicts` | ownership of addresses, and observers of conflicts |
 //! | `bindings` | GIDs that a guest has bound, and whether it can use them |
 //! | `pause`, `paused` | pausing an adapter, and the mark that it is paused |
 //! | `adapter` | state that the objects of a device share |
@@ -29,7 +29,7 @@
 //! | `failures` | causes and observers of failed queue pairs |
 //! | `faults` | failures on request, for tests |
 //! | `flows` | traffic of a device, by peer and path |
-//! | `by_mac` | state of devices that a restart of a driver does not end |
+//! | `station`, `place`, `by_mac` | the stations of devices, which a restart of a driver does not end |
 //! | `share` | shares of devices in the workers' time and in the bandwidth |
 //!
 //! # Queue pairs
@@ -85,9 +85,10 @@
 //! let backend = Rxe::new(RxeConfig::default())?;
 //! let (uplink, cable) = memory::pair(256)?;
 //! let config = PortConfig::new(Arc::new(uplink), 1500);
-//! // The adapter that attaches with this MAC address uses the link for as long as `port` lives.
-//! let port = backend.plug("52:54:00:00:00:01".parse()?, config)?;
-//! # drop((port, cable));
+//! // The adapter that attaches to the station uses the link for as long as the station lives.
+//! let station = backend.station("52:54:00:00:00:01".parse()?);
+//! station.plug(config)?;
+//! # drop((station, cable));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -97,6 +98,7 @@ mod bindings;
 mod budget;
 mod by_mac;
 pub mod capture;
+mod conflicts;
 mod counters;
 mod cq;
 mod drive;
@@ -114,6 +116,7 @@ mod own_thread;
 mod path;
 mod pause;
 mod paused;
+mod place;
 mod port;
 mod qp;
 mod quota;
@@ -124,6 +127,7 @@ mod sg;
 mod share;
 mod shared;
 mod srq;
+mod station;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -132,16 +136,17 @@ mod ud_header;
 
 use pvrdma_base::Counter;
 
+pub use conflicts::{AddressConflict, ObservedConflicts};
 pub use cq::RxeCq;
 pub use failures::{FailureCause, ObservedFailures, QpFailure};
-pub use flows::{DeviceFlows, FlowCount, Road};
+pub use flows::{FlowCount, Road};
 pub use hca::{RxeHca, RxeMr, RxePd, RxeQp};
 pub use port::PortConfig;
 pub use port::rules::{ForgedTransmits, PortRules, VlanMode};
-pub use port::uplink::Uplink;
-pub use rxe::{AddressConflict, ObservedConflicts, Rxe, RxeConfig};
-pub use share::{DEFAULT_WEIGHT, DeviceShare, ShareConfig, ShareUsage};
+pub use rxe::{Rxe, RxeConfig};
+pub use share::{DEFAULT_WEIGHT, ShareConfig, ShareUsage};
 pub use srq::RxeSrq;
+pub use station::RxeStation;
 
 /// Returns all counters of adapters, ports and the switch of a network, at zero. Counters of links are not included:
 /// each link's crate lists its own.

@@ -7,23 +7,16 @@ use std::time::Duration;
 
 use pvrdma_link::{Clock, MonotonicClock};
 use pvrdma_packet::MacAddr;
-use pvrdma_verbs::{Backend, DeviceContext, VerbsError};
-use pvrdma_verbs_types::Gid;
+use pvrdma_verbs::{Backend, VerbsError};
 
-use crate::addresses::{Addresses, Observer};
+use crate::addresses::Addresses;
 use crate::budget::Budget;
 use crate::by_mac::ByMac;
-use crate::capture::{Capture, CaptureConfig, CaptureCounts};
 use crate::engine::{Engine, Workers};
-use crate::failures::{ObservedFailures, QpFailure};
-use crate::faults::DeviceFaults;
-use crate::flows::DeviceFlows;
 use crate::hca::RxeHca;
 use crate::port::rules::VlanMode;
-use crate::port::uplink::Uplink;
-use crate::port::{Port, PortConfig};
-use crate::share::{DeviceShare, ShareConfig, Shares};
 use crate::shared::Shared;
+use crate::station::RxeStation;
 
 /// Configuration of the engine.
 #[derive(Clone, Debug)]
@@ -84,37 +77,6 @@ pvrdma_base::setters!(RxeConfig {
     with_one_uplink => one_uplink: bool,
 });
 
-/// Conflict: a host beyond the uplink uses an address that a device holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct AddressConflict {
-    /// The address.
-    pub address: Gid,
-    /// Its VLAN.
-    pub vlan: Option<u16>,
-    /// The device keeps the address, because it is listed or the device's rule is `any`. Otherwise its claim has ended.
-    pub kept: bool,
-}
-
-/// Handle for an observer of a device's conflicts, which is removed on drop. A later observer of the same device
-/// replaces it.
-pub struct ObservedConflicts {
-    addresses: Arc<Addresses>,
-    mac: MacAddr,
-    observer: Arc<Observer>,
-}
-
-impl fmt::Debug for ObservedConflicts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ObservedConflicts").field("mac", &self.mac).finish_non_exhaustive()
-    }
-}
-
-impl Drop for ObservedConflicts {
-    fn drop(&mut self) {
-        self.addresses.stop_observing(self.mac, &self.observer);
-    }
-}
-
 /// The software adapter backend. Clones share the same state.
 #[derive(Clone)]
 pub struct Rxe(Arc<Shared>);
@@ -143,10 +105,7 @@ impl Rxe {
             addresses,
             local: config.local,
             room: config.one_uplink.then(Arc::default),
-            shares: Shares::default(),
-            flows: ByMac::default(),
-            failures: ByMac::default(),
-            faults: ByMac::default(),
+            stations: ByMac::default(),
             captures: Arc::default(),
             next_adapter: AtomicU64::new(0),
             threaded: config.workers > 0,
@@ -192,88 +151,15 @@ impl Rxe {
         busy > 0 || self.0.engine.run_one()
     }
 
-    /// Sets the share of the device with this MAC address, until the result is dropped. Must be called before the
-    /// device is plugged in and attaches.
-    pub fn share(&self, mac: MacAddr, config: ShareConfig) -> DeviceShare {
-        self.0.shares.set(mac, config)
-    }
-
-    /// Changes the share of a device. Work that waits for a rate limit of the device continues with the new limit. A
-    /// queue pair that waits for its own limit first finishes that wait.
-    pub fn set_share(&self, share: &DeviceShare, config: ShareConfig) {
-        share.set(config);
-        self.0.engine.ready_queue().look_again();
-    }
-
-    /// Returns the traffic of the device with this MAC address, counted from now on until the result is dropped, across
-    /// restarts of its driver.
-    pub fn flows(&self, mac: MacAddr) -> DeviceFlows {
-        DeviceFlows(self.0.flows.of(mac))
-    }
-
-    /// Returns the faults of the device with this MAC address, which has none at first.
-    pub fn faults(&self, mac: MacAddr) -> DeviceFaults {
-        DeviceFaults::new(self.0.faults.of(mac), &self.0.engine, &self.0.shares.of(mac))
-    }
-
-    #[cfg(test)]
-    pub(crate) fn fault_point(&self, mac: MacAddr) -> Arc<crate::faults::FaultPoint> {
-        self.0.faults.of(mac)
-    }
-
-    /// Calls `observer` for each failed queue pair of the device with this MAC address, until the result is dropped.
-    /// The calling thread runs queue pairs, so the observer must not wait for long.
-    pub fn observe_failures(
-        &self,
-        mac: MacAddr,
-        observer: impl Fn(&QpFailure) + Send + Sync + 'static,
-    ) -> ObservedFailures {
-        ObservedFailures::new(self.0.failures.of(mac), Box::new(observer))
-    }
-
-    /// Calls `observer` when a host beyond the uplink uses an address of the device with this MAC address, until the
-    /// result is dropped. For an address that the device keeps, this happens at most once a minute.
-    pub fn observe_conflicts(
-        &self,
-        mac: MacAddr,
-        observer: impl Fn(&AddressConflict) + Send + Sync + 'static,
-    ) -> ObservedConflicts {
-        let addresses = Arc::clone(&self.0.addresses);
-        let observer = addresses.observe(mac, move |conflict| {
-            let (address, vlan) = conflict.address;
-            observer(&AddressConflict { address, vlan, kept: conflict.kept });
-        });
-        ObservedConflicts { addresses, mac, observer }
-    }
-
-    /// Connects the device with this MAC address to a network, until the result is dropped. Must be called before the
-    /// device attaches.
-    ///
-    /// # Errors
-    /// The device is connected already, or the thread of the port could not be started.
-    pub fn plug(&self, mac: MacAddr, config: PortConfig) -> Result<Uplink, VerbsError> {
-        let port = Port::new(mac, config, self.0.place(mac))?;
-        Uplink::start(port, Arc::clone(&self.0.ports), self.0.threaded)
+    /// Returns the station of the device with this MAC address.
+    pub fn station(&self, mac: MacAddr) -> RxeStation {
+        RxeStation::new(mac, &self.0)
     }
 
     /// Announces all devices at the uplink, because it leads to another port of the switch: now, and twice again within
     /// 1.2 s.
     pub fn announce(&self) {
         self.0.ports.all().iter().for_each(|port| port.announce());
-    }
-
-    /// Starts a capture of the device with this MAC address, until the result is dropped. The device need not be
-    /// attached.
-    ///
-    /// # Errors
-    /// The device has too many captures already, or a descriptor could not be created.
-    pub fn capture(&self, mac: MacAddr, config: CaptureConfig) -> Result<Capture, VerbsError> {
-        self.0.captures.start(mac, config)
-    }
-
-    /// Returns the statistics of a device's captures.
-    pub fn capture_counts(&self, mac: MacAddr) -> CaptureCounts {
-        self.0.captures.point(mac).counts()
     }
 
     /// Returns the time at which the next timer fires, on the clock of the configuration.
@@ -284,8 +170,9 @@ impl Rxe {
 
 impl Backend for Rxe {
     type Hca = RxeHca;
+    type Station = RxeStation;
 
-    fn attach(&self, context: DeviceContext) -> Result<RxeHca, VerbsError> {
-        RxeHca::new(context, Arc::clone(&self.0))
+    fn station(&self, mac: MacAddr) -> Result<RxeStation, VerbsError> {
+        Ok(Self::station(self, mac))
     }
 }

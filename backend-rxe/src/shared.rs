@@ -3,21 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use pvrdma_packet::MacAddr;
-
 use crate::addresses::Addresses;
 use crate::by_mac::ByMac;
 use crate::capture::Captures;
 use crate::drive::Endpoint;
 use crate::engine::{Engine, Workers};
-use crate::failures::FailureObserver;
-use crate::faults::FaultPoint;
-use crate::flows::FlowTable;
 use crate::path::directory::Directory;
+use crate::place::Place;
 use crate::port::registry::Ports;
 use crate::port::rules::VlanMode;
 use crate::port::{PortPlace, Room};
-use crate::share::Shares;
 
 /// State of the backend, which adapters keep alive.
 #[derive(Debug)]
@@ -33,14 +28,8 @@ pub(crate) struct Shared {
     pub(crate) local: bool,
     /// Room on the link that all ports share, if they share one.
     pub(crate) room: Option<Arc<Room>>,
-    /// Shares of devices in common resources.
-    pub(crate) shares: Shares,
-    /// Traffic of devices, by peer.
-    pub(crate) flows: ByMac<FlowTable>,
-    /// Observers of failed queue pairs.
-    pub(crate) failures: ByMac<FailureObserver>,
-    /// Faults of devices on request.
-    pub(crate) faults: ByMac<FaultPoint>,
+    /// Stations of devices.
+    pub(crate) stations: ByMac<Place>,
     pub(crate) captures: Arc<Captures>,
     /// Number of the next adapter.
     pub(crate) next_adapter: AtomicU64,
@@ -52,14 +41,14 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Returns the environment of a device's port.
-    pub(crate) fn place(&self, mac: MacAddr) -> PortPlace {
+    /// Returns the surroundings of the port of a station.
+    pub(crate) fn surroundings(&self, place: &Place) -> PortPlace {
         PortPlace {
             vlan: self.vlan,
-            point: self.captures.point(mac),
+            point: Arc::clone(&place.point),
             addresses: Arc::clone(&self.addresses),
             engine: Arc::clone(&self.engine),
-            share: self.shares.of(mac),
+            share: Arc::clone(&place.share),
             room: self.room.clone().unwrap_or_default(),
             threads: self.port_threads,
         }

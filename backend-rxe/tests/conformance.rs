@@ -5,10 +5,11 @@
 use std::sync::Arc;
 
 use pvrdma_link::memory;
-use pvrdma_rxe::{PortConfig, Rxe, RxeConfig, RxeHca, Uplink};
+use pvrdma_packet::MacAddr;
+use pvrdma_rxe::{PortConfig, Rxe, RxeConfig, RxeHca, RxeStation};
 use pvrdma_verbs::conformance::Profile;
 use pvrdma_verbs::testing::mac;
-use pvrdma_verbs::{Backend, DeviceContext, VerbsError};
+use pvrdma_verbs::{Backend, VerbsError};
 
 fn engine() -> Rxe {
     Rxe::new(RxeConfig::default()).unwrap()
@@ -22,7 +23,7 @@ fn with_port_threads() -> Rxe {
 /// Two engines with a cable between devices 1 and 2, as if on two hosts.
 struct Cabled {
     engines: [Rxe; 2],
-    _uplinks: [Uplink; 2],
+    _stations: [RxeStation; 2],
 }
 
 impl Cabled {
@@ -32,19 +33,21 @@ impl Cabled {
         let engines = [with_port_threads(), engine()];
         let (near, far) = memory::pair(10_000).unwrap();
         let plug = |rxe: &Rxe, number, link| {
-            let config = PortConfig::new(Arc::new(link), 4500);
-            rxe.plug(mac(number), config).unwrap()
+            let station = rxe.station(mac(number));
+            station.plug(PortConfig::new(Arc::new(link), 4500)).unwrap();
+            station
         };
-        let uplinks = [plug(&engines[0], 1, near), plug(&engines[1], 2, far)];
-        Self { engines, _uplinks: uplinks }
+        let stations = [plug(&engines[0], 1, near), plug(&engines[1], 2, far)];
+        Self { engines, _stations: stations }
     }
 }
 
 impl Backend for Cabled {
     type Hca = RxeHca;
+    type Station = RxeStation;
 
-    fn attach(&self, context: DeviceContext) -> Result<RxeHca, VerbsError> {
-        self.engines[usize::from(context.mac == mac(2))].attach(context)
+    fn station(&self, address: MacAddr) -> Result<RxeStation, VerbsError> {
+        Ok(self.engines[usize::from(address == mac(2))].station(address))
     }
 }
 

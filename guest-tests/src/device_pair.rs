@@ -61,30 +61,29 @@ pub(crate) struct Side {
 impl Side {
     /// Creates a device with a process that has a QP and a registered buffer. Guest memory is a file, so that host
     /// adapters can map it.
-    pub(crate) fn new<B: Backend + 'static>(backend: &B, host: u8, options: &SideOptions) -> Result<Self> {
+    pub(crate) fn new<B: Backend<Hca: 'static>>(backend: &B, host: u8, options: &SideOptions) -> Result<Self> {
         let memory = GuestMemory::shared(options.bytes + options.other_memory);
         Self::with_memory(backend, host, options, &memory)
     }
 
     /// Same as [`new`](Self::new), with memory that is private to this process.
-    pub(crate) fn private<B: Backend + 'static>(backend: &B, host: u8, options: &SideOptions) -> Result<Self> {
+    pub(crate) fn private<B: Backend<Hca: 'static>>(backend: &B, host: u8, options: &SideOptions) -> Result<Self> {
         let memory = GuestMemory::new(options.bytes + options.other_memory);
         Self::with_memory(backend, host, options, &memory)
     }
 
-    fn with_memory<B: Backend + 'static>(
+    fn with_memory<B: Backend<Hca: 'static>>(
         backend: &B,
         host: u8,
         options: &SideOptions,
         memory: &Arc<GuestMemory>,
     ) -> Result<Self> {
         let irqs = Irqs::new();
-        let mac = mac(host);
         // Tests on the host's adapter give the host the same address.
         let addresses = AddressRule { listed: vec![[10, 0, 0, host].into()], ..AddressRule::default() };
         let rules = Rules { addresses, ..Rules::default() };
-        let config = DeviceConfig::new(format!("guest{host}"), mac).with_limits(options.limits).with_rules(rules);
-        let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), backend)?;
+        let config = DeviceConfig::new(format!("guest{host}")).with_limits(options.limits).with_rules(rules);
+        let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &backend.station(mac(host))?)?;
         let observed = Arc::clone(&device);
         let side = Self::on(device, memory, &irqs, host, options)?;
         Ok(Self { counters: Box::new(move || observed.status().adapter), ..side })
@@ -190,7 +189,11 @@ pub(crate) fn ring(cq: &mut Cq) {
 }
 
 /// Returns two connected sides.
-pub(crate) fn connected<B: Backend + 'static>(backend: &B, bytes: usize, placement: Placement) -> Result<[Side; 2]> {
+pub(crate) fn connected<B: Backend<Hca: 'static>>(
+    backend: &B,
+    bytes: usize,
+    placement: Placement,
+) -> Result<[Side; 2]> {
     let options = SideOptions::new(bytes, placement);
     let a = Side::new(backend, 1, &options).context("the first side")?;
     let b = Side::new(backend, 2, &options).context("the second side")?;

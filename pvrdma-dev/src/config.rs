@@ -22,8 +22,6 @@ pub(crate) const PKEYS: u16 = 1;
 pub struct DeviceConfig {
     /// Name in logs and status.
     pub name: String,
-    /// Ethernet address of the paired network function.
-    pub mac: MacAddr,
     /// Interface version, 17 to 20 (section 2.3).
     pub version: u32,
     /// Encapsulation of all GIDs. Version 17 supports only RoCE v1.
@@ -46,10 +44,9 @@ pub struct DeviceConfig {
 
 impl DeviceConfig {
     /// Creates a configuration with version 20, RoCE v2, default limits and no interrupt pin.
-    pub fn new(name: impl Into<String>, mac: MacAddr) -> Self {
+    pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
-            mac,
             version: VERSION_QP_HANDLE,
             roce: GidType::RoceV2,
             limits: Limits::default(),
@@ -61,7 +58,7 @@ impl DeviceConfig {
     }
 
     /// Returns the limits and capabilities of a device with this configuration and an adapter with these limits.
-    pub(crate) fn effective(&self, hca: &HcaLimits) -> Result<(Limits, Caps), VerbsError> {
+    pub(crate) fn effective(&self, mac: MacAddr, hca: &HcaLimits) -> Result<(Limits, Caps), VerbsError> {
         if !(VERSION_MIN..=VERSION_QP_HANDLE).contains(&self.version) {
             return Err(VerbsError::Invalid("device version"));
         }
@@ -69,7 +66,7 @@ impl DeviceConfig {
             return Err(VerbsError::Invalid("device version for RoCE v2"));
         }
         let limits = self.limits.bounded_by(hca)?;
-        let caps = limits.caps(self);
+        let caps = limits.caps(self, mac);
         Ok((limits, caps))
     }
 }
@@ -86,9 +83,9 @@ pvrdma_base::setters!(DeviceConfig {
 
 impl Limits {
     /// Returns the capabilities that advertise these limits (section 2.4).
-    pub(crate) fn caps(&self, config: &DeviceConfig) -> Caps {
+    pub(crate) fn caps(&self, config: &DeviceConfig, mac: MacAddr) -> Caps {
         let verbs = &self.verbs;
-        let guid = config.mac.eui64();
+        let guid = mac.eui64();
         Caps {
             fw_ver: 1 << 32,
             node_guid: guid,
@@ -136,14 +133,16 @@ mod tests {
     use super::*;
     use crate::testing::MOCK_LIMITS as LIMITS;
 
+    const MAC: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 1]);
+
     fn config() -> DeviceConfig {
-        DeviceConfig::new("test", MacAddr([0x52, 0x54, 0, 0, 0, 1]))
+        DeviceConfig::new("test")
     }
 
     /// Conformance 6: the capabilities.
     #[test]
     fn drivers_accept_the_defaults() {
-        let (_, caps) = config().effective(&LIMITS).unwrap();
+        let (_, caps) = config().effective(MAC, &LIMITS).unwrap();
         assert_eq!((caps.gid_types, caps.mode, caps.phys_port_cnt), (2, 0, 1));
         for value in [caps.max_uar, caps.max_qp_wr, caps.max_cqe, caps.max_srq_wr, caps.max_sge] {
             assert!(value.is_power_of_two());
@@ -157,7 +156,7 @@ mod tests {
     #[test]
     fn the_adapter_bounds_the_capabilities() {
         let hca = LIMITS.with_max_qp_wr(1000).with_atomics(false).with_memory_management(false);
-        let (limits, caps) = config().effective(&hca).unwrap();
+        let (limits, caps) = config().effective(MAC, &hca).unwrap();
         assert_eq!((caps.max_qp_wr, caps.atomic_ops, caps.bmme_flags), (512, 0, 0));
         assert_eq!(limits.verbs.max_qp_wr, 512);
     }
@@ -172,7 +171,11 @@ mod tests {
             (20, GidType::RoceV1, true),
             (21, GidType::RoceV2, false),
         ] {
-            assert_eq!(DeviceConfig { version, roce, ..config() }.effective(&LIMITS).is_ok(), ok, "{version} {roce:?}");
+            assert_eq!(
+                DeviceConfig { version, roce, ..config() }.effective(MAC, &LIMITS).is_ok(),
+                ok,
+                "{version} {roce:?}"
+            );
         }
     }
 }

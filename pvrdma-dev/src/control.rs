@@ -1,8 +1,8 @@
 //! State behind the registers.
 
+use pvrdma_packet::MacAddr;
 use pvrdma_pages::PageList;
 
-use crate::config::DeviceConfig;
 use crate::dsr::Session;
 use crate::events::EventRings;
 use crate::intr::SavedInterrupts;
@@ -37,8 +37,7 @@ pub(crate) enum State {
 
 impl Control {
     /// Creates the power-on state.
-    pub(crate) fn new(config: &DeviceConfig) -> Self {
-        let [a, b, c, d, e, f] = config.mac.0;
+    pub(crate) fn new(MacAddr([a, b, c, d, e, f]): MacAddr) -> Self {
         let mac = [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, 0, 0])];
         Self { state: State::Reset, dsr_low: 0, err: 0, mac, restored: None, twins: None }
     }

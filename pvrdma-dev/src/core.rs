@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{Mutex, RwLock};
 use pvrdma_base::DeviceLog;
 use pvrdma_guest_memory::{DmaSpace, Kept, MemoryBudget};
-use pvrdma_verbs::{Backend, DeviceContext, Hca, VerbsError};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs::{DeviceContext, Hca, Station, VerbsError};
 
 use crate::abi::dsr::Caps;
 use crate::config::DeviceConfig;
@@ -59,6 +60,7 @@ pub(crate) struct Offer {
 /// backend is called), a view of guest memory, a CQ, the event hub, an event ring, the interrupts.
 pub(crate) struct Core<H: Hca> {
     pub(crate) config: DeviceConfig,
+    pub(crate) mac: MacAddr,
     pub(crate) offer: RwLock<Offer>,
     /// Configured limits, which take effect when the next driver starts.
     pub(crate) wanted: Mutex<Limits>,
@@ -81,22 +83,22 @@ pub(crate) struct Core<H: Hca> {
 }
 
 impl<H: Hca> Core<H> {
-    /// Gets an adapter from the backend and creates empty tables for it.
+    /// Gets an adapter from the station and creates empty tables for it.
     ///
     /// # Errors
     /// The configuration is invalid, or the backend cannot serve another device.
-    pub(crate) fn new<B: Backend<Hca = H>>(
+    pub(crate) fn new<S: Station<Hca = H>>(
         config: DeviceConfig,
         memory: Arc<DmaSpace>,
         interrupts: Arc<Interrupts>,
-        backend: &B,
+        station: &S,
     ) -> Result<Self, VerbsError> {
         let log = DeviceLog::new(config.name.clone());
         let hub = EventHub::new(&log);
         let budget = MemoryBudget::new(config.limits.max_memory);
-        let hca = backend.attach(DeviceContext {
+        let mac = station.mac();
+        let hca = station.attach(DeviceContext {
             name: config.name.clone(),
-            mac: config.mac,
             roce: config.roce,
             memory: Arc::clone(&memory),
             events: Arc::<EventHub>::clone(&hub),
@@ -105,7 +107,7 @@ impl<H: Hca> Core<H> {
             rules: config.rules.clone(),
             budget: Arc::clone(&budget),
         })?;
-        let offer = offer(&config, &hca, &budget)?;
+        let offer = offer(&config, mac, &hca, &budget)?;
         Ok(Self {
             objects: Objects::new(&offer.limits, config.random)?,
             uar: UarPages::new(offer.limits.max_uar),
@@ -119,6 +121,7 @@ impl<H: Hca> Core<H> {
             wanted: Mutex::new(config.limits),
             offer: RwLock::new(offer),
             config,
+            mac,
             memory,
             interrupts,
             hub,
@@ -138,7 +141,7 @@ impl<H: Hca> Core<H> {
 
     /// Returns the offer to a driver that starts now.
     fn next_offer(&self) -> Result<Offer, VerbsError> {
-        offer(&self.config.clone().with_limits(*self.wanted.lock()), &self.hca, &self.budget)
+        offer(&self.config.clone().with_limits(*self.wanted.lock()), self.mac, &self.hca, &self.budget)
     }
 
     /// Renews the offer when a driver starts: there are no objects then, and the configured limits take effect.
@@ -165,7 +168,7 @@ impl<H: Hca> Core<H> {
             return Err(VerbsError::Exhausted("object: the adapter has lower limits"));
         }
         self.objects.set_limits(&limits);
-        *self.offer.write() = Offer { limits, caps: limits.caps(&self.config) };
+        *self.offer.write() = Offer { limits, caps: limits.caps(&self.config, self.mac) };
         Ok(())
     }
 
@@ -202,9 +205,9 @@ impl<H: Hca> Core<H> {
 ///
 /// # Errors
 /// A limit is out of range, or the adapter supports less of a resource than drivers need.
-fn offer<H: Hca>(config: &DeviceConfig, hca: &H, budget: &MemoryBudget) -> Result<Offer, VerbsError> {
-    let (limits, _) = config.effective(&hca.limits())?;
+fn offer<H: Hca>(config: &DeviceConfig, mac: MacAddr, hca: &H, budget: &MemoryBudget) -> Result<Offer, VerbsError> {
+    let (limits, _) = config.effective(mac, &hca.limits())?;
     let bytes = limits.max_memory.saturating_sub(budget.used_for(Kept::Queues));
-    let (limits, caps) = config.effective(&affordable(hca, &limits, bytes))?;
+    let (limits, caps) = config.effective(mac, &affordable(hca, &limits, bytes))?;
     Ok(Offer { limits, caps })
 }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use log::debug;
 use parking_lot::Mutex;
 use pvrdma_guest_memory::{DmaSpace, MemoryBudget};
+use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::{
     Bar, CONFIG_SIZE, ConfigSpace, Deferred, DoorbellPages, InterruptSink, MsixPlace, Outline, PciFunction, StateError,
     Switches,
 };
-use pvrdma_verbs::{AsyncEvent, Backend, EventSink, Hca, PortEvent, VerbsError};
+use pvrdma_verbs::{AsyncEvent, EventSink, Hca, PortEvent, Station, VerbsError};
 use pvrdma_verbs_types::PortState;
 
 use crate::abi::regs::ctl;
@@ -32,8 +33,8 @@ use crate::watcher::MappedDoorbells;
 /// Registers and commands run on the calling thread, one at a time. Doorbells run concurrently with them and with each
 /// other. The owner must call [`PciFunction::run_deferred`] after each write to BAR 2, and must not call back into the
 /// device from its [`InterruptSink`].
-pub struct PvrdmaDevice<B: Backend> {
-    core: Core<B::Hca>,
+pub struct PvrdmaDevice<H: Hca> {
+    core: Core<H>,
     pub(crate) control: Mutex<Control>,
     /// Phase after the last completed register write. No other lock is taken while this one is held, so a reader does
     /// not wait for a command.
@@ -43,27 +44,27 @@ pub struct PvrdmaDevice<B: Backend> {
     pub(crate) pci: Mutex<ConfigSpace>,
 }
 
-impl<B: Backend> std::fmt::Debug for PvrdmaDevice<B> {
+impl<H: Hca> std::fmt::Debug for PvrdmaDevice<H> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PvrdmaDevice").field("name", &self.core.config.name).finish_non_exhaustive()
     }
 }
 
-impl<B: Backend> PvrdmaDevice<B> {
-    /// Creates a device in power-on state. Its access to `memory` is disabled until the guest enables bus mastering.
+impl<H: Hca> PvrdmaDevice<H> {
+    /// Creates the device of a station in power-on state. Its access to `memory` is disabled until the guest enables bus mastering.
     ///
     /// # Errors
     /// The configuration is invalid, or the backend cannot serve another device.
-    pub fn new(
+    pub fn new<S: Station<Hca = H>>(
         config: DeviceConfig,
         memory: Arc<DmaSpace>,
         interrupts: Arc<dyn InterruptSink>,
-        backend: &B,
+        station: &S,
     ) -> Result<Arc<Self>, VerbsError> {
         memory.set_enabled(false);
         let interrupts = Interrupts::new(interrupts, config.intx);
-        let core = Core::new(config, memory, interrupts, backend)?;
-        let control = Control::new(&core.config);
+        let core = Core::new(config, memory, interrupts, station)?;
+        let control = Control::new(core.mac);
         let pci = config_space(core.limits().max_uar, core.config.intx);
         let phase = Mutex::new(Phase::Reset);
         let recovery = Mutex::default();
@@ -76,13 +77,18 @@ impl<B: Backend> PvrdmaDevice<B> {
     }
 
     /// Returns the core, on which commands and doorbells operate.
-    pub(crate) const fn core(&self) -> &Core<B::Hca> {
+    pub(crate) const fn core(&self) -> &Core<H> {
         &self.core
     }
 
     /// Returns the memory that the device may keep for its guest and peers.
     pub fn memory_budget(&self) -> &Arc<MemoryBudget> {
         &self.core.budget
+    }
+
+    /// Returns the MAC address.
+    pub const fn mac(&self) -> MacAddr {
+        self.core.mac
     }
 
     /// Returns the current status. Its phase is the one after the last completed register write: this does not wait for
@@ -99,7 +105,7 @@ impl<B: Backend> PvrdmaDevice<B> {
         ];
         DeviceStatus {
             name: core.config.name.clone(),
-            mac: core.config.mac,
+            mac: core.mac,
             version: core.config.version,
             roce: core.config.roce,
             phase: *self.phase.lock(),
@@ -191,7 +197,7 @@ impl<B: Backend> PvrdmaDevice<B> {
     /// Returns to the power-on state, except for the phase that is shown.
     pub(crate) fn power_on(&self, control: &mut Control) {
         self.teardown(control);
-        *control = Control::new(&self.core.config);
+        *control = Control::new(self.core.mac);
         let mut pci = self.pci.lock();
         let before = pci.switches();
         pci.reset();
@@ -352,10 +358,7 @@ impl<B: Backend> PvrdmaDevice<B> {
     }
 }
 
-impl<B: Backend> PciFunction for PvrdmaDevice<B>
-where
-    B: Send + Sync,
-{
+impl<H: Hca> PciFunction for PvrdmaDevice<H> {
     fn bars(&self) -> [Option<Bar>; 6] {
         self.pci.lock().bars()
     }
@@ -442,7 +445,7 @@ where
     }
 }
 
-impl<B: Backend> Drop for PvrdmaDevice<B> {
+impl<H: Hca> Drop for PvrdmaDevice<H> {
     fn drop(&mut self) {
         let core = &self.core;
         core.gate.set_active(false);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use pvrdma_base::Snapshot;
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_verbs::{Backend, CompletionQueue, Hca, MemoryRegion, MrShape, QueuePair, SendProgress, SharedReceiveQueue};
+use pvrdma_verbs::{CompletionQueue, Hca, MemoryRegion, MrShape, QueuePair, SendProgress, SharedReceiveQueue};
 use pvrdma_verbs_types::{Gid, QpAttrs, QpCaps, QpState, QpType, Qpn};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -352,7 +352,7 @@ impl<H: Hca> Core<H> {
     }
 }
 
-impl<B: Backend> PvrdmaDevice<B> {
+impl<H: Hca> PvrdmaDevice<H> {
     /// Describes the device.
     pub fn inspect(&self) -> DeviceInspect {
         let core = self.core();

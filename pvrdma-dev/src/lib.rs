@@ -1,7 +1,7 @@
 //! The PVRDMA PCI function as a device model, compatible with the Linux driver `vmw_pvrdma`.
 //!
 //! A VMM creates a [`PvrdmaDevice`] with its guest's memory ([`pvrdma_guest_memory::DmaSpace`]), an
-//! [`InterruptSink`](pvrdma_pci_function::InterruptSink) and a backend, and drives it through
+//! [`InterruptSink`](pvrdma_pci_function::InterruptSink) and its [station](pvrdma_verbs::Station) at a backend, and drives it through
 //! [`PciFunction`](pvrdma_pci_function::PciFunction): configuration space, three BARs, reset. The crate contains
 //! nothing about sockets, vfio-user or KVM.
 //!
@@ -14,14 +14,14 @@
 //! use pvrdma_verbs::Backend;
 //! use vm_memory::GuestMemoryMmap;
 //!
-//! fn plug_in<B: Backend + 'static>(
+//! fn plug_in<B: Backend<Hca: 'static>>(
 //!     memory: &GuestMemoryMmap,
 //!     interrupts: Arc<dyn InterruptSink>,
 //!     backend: &B,
 //! ) -> Result<Arc<dyn PciFunction>, Box<dyn Error>> {
 //!     let space = DmaSpace::from_guest_memory(memory, PinPolicy::All)?;
-//!     let config = DeviceConfig::new("vm0", "52:54:00:00:00:01".parse()?);
-//!     Ok(PvrdmaDevice::new(config, space, interrupts, backend)?)
+//!     let station = backend.station("52:54:00:00:00:01".parse()?)?;
+//!     Ok(PvrdmaDevice::new(DeviceConfig::new("vm0"), space, interrupts, &station)?)
 //! }
 //! ```
 //!

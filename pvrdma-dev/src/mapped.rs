@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use pvrdma_verbs::Backend;
+use pvrdma_verbs::Hca;
 
 use crate::datapath::infer;
 use crate::device::PvrdmaDevice;
 use crate::watcher::{Depth, DoorbellWatcher, MappedDoorbells, Outcome};
 
-impl<B: Backend> PvrdmaDevice<B> {
+impl<H: Hca> PvrdmaDevice<H> {
     /// Sets the watcher of the rings of processes whose doorbell page is memory. Call it once, before a state is
     /// restored and before the guest runs.
     ///
@@ -19,7 +19,7 @@ impl<B: Backend> PvrdmaDevice<B> {
     }
 }
 
-impl<B: Backend + Send + Sync> MappedDoorbells for PvrdmaDevice<B> {
+impl<H: Hca> MappedDoorbells for PvrdmaDevice<H> {
     fn doorbell_pages(&self) -> Range<u32> {
         1..self.core().limits().max_uar
     }

@@ -19,14 +19,14 @@
 use std::sync::atomic::Ordering;
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{Backend, Hca, PauseHca};
+use pvrdma_verbs::{Hca, PauseHca};
 
 use crate::core::Core;
 use crate::datapath::infer;
 use crate::device::PvrdmaDevice;
 use crate::intr::Vector;
 
-impl<B: Backend<Hca: PauseHca>> PvrdmaDevice<B> {
+impl<H: PauseHca> PvrdmaDevice<H> {
     /// Pauses the device. Once this returns, nothing accesses the guest's memory or changes an object until
     /// [`Self::resume`]; see [`PauseHca`] for peers. It waits for a command in progress and for bounded batches of
     /// requests, but not for the guest.

@@ -8,7 +8,7 @@
 
 use pvrdma_guest_memory::DmaError;
 use pvrdma_pci_function::{CONFIG_SIZE, Outline, Switches};
-use pvrdma_verbs::{Backend, QueueError};
+use pvrdma_verbs::{Hca, QueueError};
 use thiserror::Error;
 
 use crate::abi::ring::{Eqe, eqe};
@@ -44,7 +44,7 @@ pub(crate) enum RecoverError {
     Full,
 }
 
-impl<B: Backend> PvrdmaDevice<B> {
+impl<H: Hca> PvrdmaDevice<H> {
     /// Writes configuration space as a whole, and applies it. Returns the settings, or `None` if it is that of another
     /// function; nothing has changed then.
     pub(crate) fn load_config_space(&self, bytes: &[u8]) -> Option<Switches> {

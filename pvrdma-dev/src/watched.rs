@@ -225,7 +225,7 @@ mod tests {
     /// A device with room for one queue pair and one SRQ, so that the next one gets the same handle, and two processes.
     /// The page of the second one is memory.
     struct World {
-        device: Arc<PvrdmaDevice<MockBackend>>,
+        device: Arc<PvrdmaDevice<MockHca>>,
         driver: Driver,
         owners: [(Pd, DriverCq); 2],
     }

@@ -11,7 +11,7 @@ use pvrdma_dev::{
     testing::{Driver, GuestMemory, Placement, QpInit, TestDevice, access},
 };
 use pvrdma_link::{ManualClock, memory};
-use pvrdma_rxe::{PortConfig, Rxe, RxeConfig, Uplink};
+use pvrdma_rxe::{PortConfig, Rxe, RxeConfig, RxeStation};
 
 /// Offsets of the limits in the capabilities.
 const MAX_QP: u64 = 76;
@@ -27,7 +27,7 @@ struct Connected {
     device: TestDevice<Rxe>,
     driver: Driver,
     kernel: Process,
-    _uplink: Uplink,
+    _station: RxeStation,
 }
 
 impl Connected {
@@ -36,13 +36,13 @@ impl Connected {
         let rxe = Rxe::new(rxe).unwrap();
         let uplink = Arc::new(memory::pair(2).unwrap().0);
         let config = TestDevice::<Rxe>::config(1).with_limits(limits);
-        let port = PortConfig::new(uplink, 4500);
-        let _uplink = rxe.plug(config.mac, port).unwrap();
+        let station = rxe.station(TestDevice::<Rxe>::mac(1));
+        station.plug(PortConfig::new(uplink, 4500)).unwrap();
         let device = TestDevice::new(&rxe, config, GuestMemory::new(1 << 30));
         let driver = device.driver();
         driver.bind_gid(0, gid(1)).unwrap();
         let kernel = Process::new(&driver, false, 1024);
-        Self { device, driver, kernel, _uplink }
+        Self { device, driver, kernel, _station: station }
     }
 
     /// Creates objects of a kind until there are `count`, including the kernel's own. Returns `None` if one was

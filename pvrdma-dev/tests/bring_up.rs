@@ -8,7 +8,6 @@ use pvrdma_dev::{
     DeviceConfig,
     testing::{Driver, ProbeError, ProbeOptions, QpInit, access, qp_type, register},
 };
-use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::PciFunction;
 
 /// Conformance 3, 5, 7, 8, 9: the probe of the driver, and the commands that follow it while the RDMA core registers
@@ -108,7 +107,7 @@ fn not_without_handshake() {
 #[test]
 fn versions() {
     for (version, roce) in VERSIONS {
-        let config = DeviceConfig::new("v", MacAddr([0x52, 0x54, 0, 0, 0, 1])).with_version(version).with_roce(roce);
+        let config = DeviceConfig::new("v").with_version(version).with_roce(roce);
         let test = rxe_device_with(config);
         let driver = test.driver();
         assert_eq!(driver.version(), version);
@@ -126,7 +125,7 @@ fn versions() {
 /// interrupts.
 #[test]
 fn legacy_interrupt() {
-    let config = DeviceConfig::new("intx", MacAddr([0x52, 0x54, 0, 0, 0, 1])).with_intx(true);
+    let config = DeviceConfig::new("intx").with_intx(true);
     let test = rxe_device_with(config);
     let options = ProbeOptions { msix: false, ..ProbeOptions::default() };
     let driver = Driver::probe_with(test.function(), &test.memory, &test.irqs, options).unwrap();

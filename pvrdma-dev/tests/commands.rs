@@ -101,7 +101,7 @@ fn directory(driver: &Driver, pages: usize) -> u64 {
 }
 
 /// Runs all twenty commands, in an order in which they succeed.
-fn life<B: Backend + 'static>(test: &TestDevice<B>, sender: &mut Sender<'_>) {
+fn life<B: Backend<Hca: 'static>>(test: &TestDevice<B>, sender: &mut Sender<'_>) {
     let driver = sender.driver;
     let counts = || test.device.status().objects;
     let handle = |id, handle: u32| Request::new(id).u32(16, handle);

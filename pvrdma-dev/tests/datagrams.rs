@@ -13,7 +13,6 @@ use pvrdma_dev::{
         wc_opcode,
     },
 };
-use pvrdma_packet::MacAddr;
 use pvrdma_rxe::{Rxe, RxeConfig};
 use pvrdma_verbs_types::{Gid, GidType, Sge};
 
@@ -23,9 +22,8 @@ fn pair(roce: GidType, gids: [Gid; 2]) -> [(TestDevice<Rxe>, Driver); 2] {
     let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
     let mut hosts = 1..;
     gids.map(|gid| {
-        let mac = MacAddr([0x52, 0x54, 0, 0, 0, hosts.next().unwrap()]);
-        let config = DeviceConfig::new("ud", mac).with_roce(roce);
-        let test = TestDevice::new(&*backend, config, GuestMemory::new(32 << 20));
+        let config = DeviceConfig::new("ud").with_roce(roce);
+        let test = TestDevice::of_host(hosts.next().unwrap(), &*backend, config, GuestMemory::new(32 << 20));
         let driver = test.driver();
         driver.bind_gid(0, gid).unwrap();
         (test, driver)

@@ -26,7 +26,7 @@ fn policy(mode: DoorbellMode) -> WindowPolicy {
     WindowPolicy::choose(mode, Processors { available: 2, virtual_processors: 1, watchers: 1 }).unwrap()
 }
 
-fn counter<B: Backend + 'static>(test: &TestDevice<B>, name: &str) -> u64 {
+fn counter<B: Backend<Hca: 'static>>(test: &TestDevice<B>, name: &str) -> u64 {
     test.device.status().counters.iter().find(|counter| counter.name == name).unwrap().value
 }
 
@@ -407,7 +407,7 @@ fn a_thread_watches() {
     let mut ends: Vec<_> = [1, 2]
         .map(|host| {
             let memory = GuestMemory::new(128 << 20);
-            let test = TestDevice::new(&backend, TestDevice::<Rxe>::config(host), memory);
+            let test = TestDevice::of_host(host, &backend, TestDevice::<Rxe>::config(host), memory);
             let pages = WindowPages::new(&test.device, policy);
             let function = Arc::clone(&pages) as Arc<dyn PciFunction>;
             let driver = Driver::probe(function, &test.memory, &test.irqs).unwrap();

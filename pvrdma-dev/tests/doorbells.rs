@@ -6,10 +6,10 @@ mod common;
 use common::{Process, mock_device, mock_device_with};
 use pvrdma_dev::{
     DeviceConfig, PvrdmaDevice,
-    testing::{Cq, GuestMemory, MockDevice, QpInit, RecvWr, SendWr},
+    testing::{Cq, GuestMemory, MockDevice, QpInit, RecvWr, SendWr, TestDevice},
 };
-use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::{InterruptSink, PciFunction};
+use pvrdma_verbs::Backend;
 use pvrdma_verbs_types::{Completion, WcOpcode, WcStatus};
 
 fn success(qp: u32, opcode: WcOpcode) -> Completion {
@@ -193,7 +193,7 @@ fn arm_solicited() {
 /// Conformance 69: a device whose doorbells arrive late checks for completions that arrived before.
 #[test]
 fn late_arm() {
-    let config = DeviceConfig::new("posted", MacAddr([0x52, 0x54, 0, 0, 0, 1])).with_posted_doorbells(true);
+    let config = DeviceConfig::new("posted").with_posted_doorbells(true);
     let (test, mock) = mock_device_with(config, GuestMemory::new(64 << 20));
     let driver = test.driver();
     let mut process = Process::new(&driver, true, 64);
@@ -268,8 +268,8 @@ fn memory_before_interrupt() {
     }
 
     let (memory, look, backend) = (GuestMemory::new(16 << 20), Arc::new(Look::default()), MockBackend::new());
-    let config = DeviceConfig::new("order", MacAddr([0x52, 0x54, 0, 0, 0, 1]));
-    let device = PvrdmaDevice::new(config, memory.space().clone(), look.clone(), &backend).unwrap();
+    let (config, station) = (DeviceConfig::new("order"), backend.station(TestDevice::<MockBackend>::mac(1)).unwrap());
+    let device = PvrdmaDevice::new(config, memory.space().clone(), look.clone(), &station).unwrap();
     let driver = Driver::probe(device, &memory, &look.irqs).unwrap();
     let process = Process::new(&driver, true, 16);
     let qp = driver.create_qp(&QpInit::rc(&process.pd, &process.cq)).unwrap();

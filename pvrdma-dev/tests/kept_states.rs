@@ -11,9 +11,8 @@ use pvrdma_dev::{
     testing::{GuestMemory, TestDevice},
 };
 use pvrdma_link::{Link, ManualClock, memory};
-use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::PciFunction;
-use pvrdma_rxe::{PortConfig, Rxe, RxeConfig, Uplink};
+use pvrdma_rxe::{PortConfig, Rxe, RxeConfig, RxeStation};
 use pvrdma_saved_state::testing::split;
 
 /// Returns the kept states with their names.
@@ -27,13 +26,13 @@ fn states() -> Vec<(String, Vec<u8>)> {
 }
 
 /// Creates the device of the saved one, at a cable that leads nowhere.
-fn device() -> (TestDevice<Rxe>, Rxe, Uplink) {
+fn device() -> (TestDevice<Rxe>, Rxe, RxeStation) {
     let clock = Arc::new(ManualClock::default());
     let rxe = Rxe::new(RxeConfig::default().with_workers(0).with_clock(clock)).unwrap();
     let uplink: Arc<dyn Link> = Arc::new(memory::pair(1000).unwrap().0);
-    let config = PortConfig::new(uplink, 4500);
-    let uplink = rxe.plug(MacAddr([0x52, 0x54, 0, 0, 0, 1]), config).unwrap();
-    (TestDevice::new(&rxe, TestDevice::<Rxe>::config(1), GuestMemory::new(16 << 20)), rxe, uplink)
+    let station = rxe.station(TestDevice::<Rxe>::mac(1));
+    station.plug(PortConfig::new(uplink, 4500)).unwrap();
+    (TestDevice::new(&rxe, TestDevice::<Rxe>::config(1), GuestMemory::new(16 << 20)), rxe, station)
 }
 
 #[test]

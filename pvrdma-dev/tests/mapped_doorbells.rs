@@ -20,12 +20,12 @@ use pvrdma_verbs_types::{Completion, WcOpcode, WcStatus};
 
 const MICROSECOND: u64 = 1_000;
 
-fn counter<B: Backend + 'static>(test: &TestDevice<B>, name: &str) -> u64 {
+fn counter<B: Backend<Hca: 'static>>(test: &TestDevice<B>, name: &str) -> u64 {
     test.device.status().counters.iter().find(|counter| counter.name == name).unwrap().value
 }
 
 /// A driver of processes whose doorbells are stores to memory.
-fn mapped<B: Backend + 'static>(test: &TestDevice<B>) -> (Arc<MappedPages>, Driver) {
+fn mapped<B: Backend<Hca: 'static>>(test: &TestDevice<B>) -> (Arc<MappedPages>, Driver) {
     let pages = MappedPages::new(&test.device);
     let driver = Driver::probe(Arc::clone(&pages) as Arc<dyn PciFunction>, &test.memory, &test.irqs).unwrap();
     (pages, driver)
@@ -59,7 +59,7 @@ fn steady_state_takes_no_message() {
     let mut ends: Vec<_> = [1, 2]
         .map(|host| {
             let memory = GuestMemory::new(128 << 20);
-            let test = TestDevice::new(&backend, TestDevice::<Rxe>::config(host), memory);
+            let test = TestDevice::of_host(host, &backend, TestDevice::<Rxe>::config(host), memory);
             let (pages, driver) = mapped(&test);
             driver.bind_gid(0, gid(host)).unwrap();
             let context = driver.open().unwrap();

@@ -20,7 +20,7 @@ use pvrdma_link::{
 };
 use pvrdma_packet::{Ethernet, MacAddr};
 use pvrdma_roce::wire::{Bth, Extension, Header, Ipv4, Network, Opcode, Position, Reth, Udp, build};
-use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, RxeStation};
 use pvrdma_verbs::testing::CountingAllocator;
 use pvrdma_verbs_types::{Psn, Qpn, Sge};
 
@@ -75,7 +75,7 @@ struct Exposed {
     driver: Driver,
     kernel: Process,
     cable: MemoryLink,
-    _uplink: Uplink,
+    _station: RxeStation,
 }
 
 impl Exposed {
@@ -85,14 +85,14 @@ impl Exposed {
         let rxe = Rxe::new(config).unwrap();
         let (ours, cable) = memory::pair(2).unwrap();
         let uplink = PortConfig::new(Arc::new(ours), 4500).with_rules(PortRules::default().with_alone(true));
-        let config = TestDevice::<Rxe>::config(1);
-        let _uplink = rxe.plug(config.mac, uplink).unwrap();
-        let config = config.with_limits(Limits::default().with_max_memory(max_memory));
+        let station = rxe.station(TestDevice::<Rxe>::mac(1));
+        station.plug(uplink).unwrap();
+        let config = TestDevice::<Rxe>::config(1).with_limits(Limits::default().with_max_memory(max_memory));
         let device = TestDevice::new(&rxe, config, GuestMemory::new(512 << 20));
         let driver = device.driver();
         driver.bind_gid(0, gid(1)).unwrap();
         let kernel = Process::new(&driver, false, 65_536);
-        Self { rxe, device, driver, kernel, cable, _uplink }
+        Self { rxe, device, driver, kernel, cable, _station: station }
     }
 
     fn kept(&self) -> KeptStatus {
@@ -140,7 +140,7 @@ impl Exposed {
         };
         let length = if payload.is_empty() { 1 << 20 } else { u32::try_from(payload.len()).unwrap() };
         let header = Header {
-            ethernet: Ethernet { destination: TestDevice::<Rxe>::config(1).mac, source: MacAddr([2; 6]), vlan: None },
+            ethernet: Ethernet { destination: TestDevice::<Rxe>::mac(1), source: MacAddr([2; 6]), vlan: None },
             network: Network::V2Ipv4(network, Udp { source_port: 0xc001, checksum: 0 }),
             bth: Bth::new(opcode, Qpn::new(qp.qpn), Psn::new(0x1234 + number)),
             extension: Extension::Reth(Reth { address: at, rkey: remote.rkey, length }),

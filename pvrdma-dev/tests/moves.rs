@@ -22,9 +22,8 @@ use pvrdma_link::{
     Clock, Frames, Link, LinkInspect, ManualClock, Readiness,
     memory::{self, MemoryLink},
 };
-use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::{Migratable, PciFunction};
-use pvrdma_rxe::{PortConfig, Rxe, RxeConfig, Uplink};
+use pvrdma_rxe::{PortConfig, Rxe, RxeConfig, RxeStation};
 use pvrdma_saved_state::{
     Message, Reader, Record, pvrdma as saved, roce, rxe,
     work::{self, Operation},
@@ -92,7 +91,7 @@ impl Link for Plugged {
 struct Adapter {
     rxe: Rxe,
     cut: Arc<AtomicBool>,
-    _uplink: Option<Uplink>,
+    _station: Option<RxeStation>,
 }
 
 impl Adapter {
@@ -117,12 +116,13 @@ impl Adapter {
     /// Connects the port of a guest with its end of the cable.
     fn plug(rxe: Rxe, host: u8, cable: Option<&Arc<MemoryLink>>) -> Self {
         let cut = Arc::new(AtomicBool::new(false));
-        let uplink = cable.map(|cable| {
+        let station = cable.map(|cable| {
             let uplink = Arc::new(Plugged { cable: Arc::clone(cable), cut: Arc::clone(&cut) });
-            let config = PortConfig::new(uplink, 4500);
-            rxe.plug(MacAddr([0x52, 0x54, 0, 0, 0, host]), config).unwrap()
+            let station = rxe.station(TestDevice::<Rxe>::mac(host));
+            station.plug(PortConfig::new(uplink, 4500)).unwrap();
+            station
         });
-        Self { rxe, cut, _uplink: uplink }
+        Self { rxe, cut, _station: station }
     }
 }
 
@@ -243,7 +243,7 @@ impl Side {
     /// doorbell page is memory.
     fn new(adapter: Adapter, host: u8, cable: Option<Arc<MemoryLink>>, (user, shared): (bool, bool)) -> Self {
         let memory = GuestMemory::new(16 << 20);
-        let test = TestDevice::new(&adapter.rxe, TestDevice::<Rxe>::config(host), memory);
+        let test = TestDevice::of_host(host, &adapter.rxe, TestDevice::<Rxe>::config(host), memory);
         let pages = (user && !shared).then(|| MappedPages::new(&test.device));
         let function = MovingFunction::new(pages.clone().map_or_else(|| test.function(), |pages| pages as _));
         let moving: Arc<dyn PciFunction> = Arc::<MovingFunction>::clone(&function);
@@ -419,7 +419,7 @@ impl Pair {
         let first = Adapter::new(&clock, 1, cables.as_ref().map(|cables| &cables[0]));
         let second = match &cables {
             Some(cables) => Adapter::new(&clock, 2, Some(&cables[1])),
-            None => Adapter { rxe: first.rxe.clone(), cut: Arc::default(), _uplink: None },
+            None => Adapter { rxe: first.rxe.clone(), cut: Arc::default(), _station: None },
         };
         let cable = |index: usize| cables.as_ref().map(|cables| Arc::clone(&cables[index]));
         let mut a = Side::new(first, 1, cable(0), (true, shared));
@@ -438,7 +438,7 @@ impl Pair {
         let (near, far) = memory::pair(100_000).unwrap();
         let (near, far) = (Arc::new(near), Arc::new(far));
         let second = Adapter::new(&clock, 2, Some(&near));
-        let first = Adapter { rxe: second.rxe.clone(), cut: Arc::default(), _uplink: None };
+        let first = Adapter { rxe: second.rxe.clone(), cut: Arc::default(), _station: None };
         let mut a = Side::new(first, 1, Some(far), (true, shared));
         let mut b = Side::new(second, 2, Some(near), (false, false));
         a.connect(2, b.qp.qpn);
@@ -500,7 +500,7 @@ impl Pair {
         let first = self.adapter(0);
         let second = match self.sides[1].cable {
             Some(_) => self.adapter(1),
-            None => Adapter { rxe: first.rxe.clone(), cut: Arc::default(), _uplink: None },
+            None => Adapter { rxe: first.rxe.clone(), cut: Arc::default(), _station: None },
         };
         self.sides[0].restore(first, &saved[0]);
         self.sides[1].restore(second, &saved[1]);

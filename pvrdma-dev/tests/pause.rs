@@ -31,7 +31,7 @@ fn contents(memory: &GuestMemory) -> Vec<u8> {
     memory.read_vec(MEMORY_BASE, usize::try_from(memory.end() - MEMORY_BASE).unwrap())
 }
 
-impl<'a, B: Backend<Hca: PauseHca> + 'static> Pause<'a, B> {
+impl<'a, B: Backend<Hca: PauseHca + 'static>> Pause<'a, B> {
     fn begin(test: &'a TestDevice<B>) -> Self {
         assert!(test.device.pause());
         Self { test, before: contents(&test.memory) }
@@ -269,10 +269,7 @@ fn pauses_under_traffic() {
 }
 
 /// Pauses a device, and makes all accesses of devices to its memory fail.
-fn pause_and_revoke<B: Backend<Hca: PauseHca> + 'static>(
-    device: &PvrdmaDevice<B>,
-    memory: &GuestMemory,
-) -> Arc<AtomicBool> {
+fn pause_and_revoke<H: PauseHca + 'static>(device: &PvrdmaDevice<H>, memory: &GuestMemory) -> Arc<AtomicBool> {
     assert!(device.pause());
     let revoked = memory.space().revocation();
     revoked.store(true, Ordering::SeqCst);

@@ -47,9 +47,10 @@ fn create_cq(directory: u64) -> Request {
 fn a_device_that_cannot_be_made() {
     let (memory, irqs) = (GuestMemory::new(1 << 20), Irqs::new());
     let backend = Rxe::new(RxeConfig::default()).unwrap();
+    let station = backend.station(MAC);
     let references = || (Arc::strong_count(memory.space()), Arc::strong_count(&irqs));
     let before = references();
-    let good = DeviceConfig::new("test", MAC);
+    let good = DeviceConfig::new("test");
     let bad = [
         good.clone().with_version(16),
         good.clone().with_version(17).with_roce(GidType::RoceV2),
@@ -57,10 +58,10 @@ fn a_device_that_cannot_be_made() {
         good.clone().with_limits(Limits::default().with_max_uar(1)),
     ];
     for config in bad.iter().cycle().take(100) {
-        assert!(PvrdmaDevice::new(config.clone(), memory.space().clone(), irqs.clone(), &backend).is_err());
+        assert!(PvrdmaDevice::new(config.clone(), memory.space().clone(), irqs.clone(), &station).is_err());
         assert_eq!(references(), before);
     }
-    let device = PvrdmaDevice::new(good, memory.space().clone(), irqs.clone(), &backend).unwrap();
+    let device = PvrdmaDevice::new(good, memory.space().clone(), irqs.clone(), &station).unwrap();
     Driver::probe(device, &memory, &irqs).unwrap().query_port().unwrap();
 }
 
@@ -128,7 +129,7 @@ fn page_counts_of_queues() {
 fn queues_whose_creation_fails_late() {
     // The last part of memory, which contains the response slot, can be removed.
     let memory = GuestMemory::in_parts(8 << 20, 4);
-    let test = TestDevice::new(&Rxe::new(RxeConfig::default()).unwrap(), DeviceConfig::new("test", MAC), memory);
+    let test = TestDevice::new(&Rxe::new(RxeConfig::default()).unwrap(), DeviceConfig::new("test"), memory);
     let driver = test.driver();
     let process = Process::new(&driver, false, 64);
     let (pd, cq) = (process.pd.handle, process.cq.handle);
@@ -249,7 +250,7 @@ fn length_and_pages_of_a_region() {
 }
 
 /// Registers the shared region again, with other page counts for its two rings. Returns `true` if it was accepted.
-fn show_rings<B: pvrdma_verbs::Backend + 'static>(
+fn show_rings<B: pvrdma_verbs::Backend<Hca: 'static>>(
     test: &TestDevice<B>,
     driver: &Driver,
     rings: [(u32, u64); 2],
@@ -441,7 +442,7 @@ fn tables_that_are_full() {
         .with_verbs(Limits::default().verbs.with_max_qp(6).with_max_cq(4).with_max_mr(4).with_max_pd(4).with_max_srq(4))
         .with_max_uar(4)
         .with_gid_table(4);
-    let test = rxe_device_with(DeviceConfig::new("small", MAC).with_limits(limits));
+    let test = rxe_device_with(DeviceConfig::new("small").with_limits(limits));
     let driver = test.driver();
     let pages = driver.memory().alloc(6, Placement::Scattered);
     let dir = directory(&driver, &pages);

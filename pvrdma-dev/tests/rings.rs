@@ -10,7 +10,6 @@ use pvrdma_dev::{
         Driver, GuestMemory, Placement, QpAttr, QpInit, RecvWr, Request, SendWr, access, command_id, opcode, state,
     },
 };
-use pvrdma_packet::MacAddr;
 use pvrdma_verbs::{AsyncEvent, QpEvent};
 use pvrdma_verbs_types::{Completion, SendOp, Sge, WcOpcode, WcStatus};
 
@@ -90,7 +89,7 @@ fn full_rings() {
 #[test]
 fn strides() {
     let limits = Limits::default().with_verbs(Limits::default().verbs.with_max_sge(128));
-    let config = DeviceConfig::new("sge", MacAddr([0x52, 0x54, 0, 0, 0, 1])).with_limits(limits);
+    let config = DeviceConfig::new("sge").with_limits(limits);
     let (test, mock) = mock_device_with(config, GuestMemory::new(64 << 20));
     let driver = test.driver();
     assert_eq!(driver.cap_u32(88), 128);

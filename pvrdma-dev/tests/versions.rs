@@ -10,7 +10,6 @@ use pvrdma_dev::{
     DeviceConfig,
     testing::{AddressHandle, Driver, GuestMemory, ProbeOptions, RecvWr, SendWr, TestDevice, access, status},
 };
-use pvrdma_packet::MacAddr;
 use pvrdma_rxe::{Rxe, RxeConfig};
 
 const QKEY: u32 = 0x1111_1111;
@@ -23,9 +22,8 @@ fn ping_pong() {
         for driver_version in [version, 20] {
             let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
             let [(_test_a, a), (_test_b, b)] = [1, 2].map(|host| {
-                let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);
-                let config = DeviceConfig::new("version", mac).with_version(version).with_roce(roce);
-                let test = TestDevice::new(&*backend, config, GuestMemory::new(16 << 20));
+                let config = DeviceConfig::new("version").with_version(version).with_roce(roce);
+                let test = TestDevice::of_host(host, &*backend, config, GuestMemory::new(16 << 20));
                 let options = ProbeOptions { driver_version, ..ProbeOptions::default() };
                 let driver = Driver::probe_with(test.function(), &test.memory, &test.irqs, options).unwrap();
                 assert_eq!(driver.version(), version);

@@ -7,9 +7,8 @@ use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
 use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdma_link::switch::{Switch, UnknownUnicast};
-use pvrdma_packet::MacAddr;
 use pvrdma_pci_slot::Slot;
-use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeStation};
 use pvrdma_vmxnet3::{NicLink, Vmxnet3Config, Vmxnet3Device};
 use vm_memory::GuestMemoryMmap;
 
@@ -20,7 +19,7 @@ pub(crate) const SLOT: u8 = 0x10;
 pub(crate) const RDMA: usize = 1;
 
 /// The RDMA device of a VM.
-pub(crate) type RdmaDevice = PvrdmaDevice<Rxe>;
+pub(crate) type RdmaDevice = PvrdmaDevice<RxeHca>;
 
 /// Both functions of a VM, in their slot.
 pub(crate) struct Pair {
@@ -41,26 +40,16 @@ pub(crate) struct Fabric {
     alone: bool,
 }
 
-/// RAII handle of a VM's attachment to the network. Dropping it detaches the VM.
+/// Attachment of a VM to the network. Dropping it detaches the VM.
 pub(crate) struct Cable {
     fabric: Arc<Fabric>,
-    mac: MacAddr,
-    uplink: Option<Uplink>,
+    _station: RxeStation,
 }
 
 impl Cable {
     /// Longest IP packet of the network in bytes.
     pub(crate) fn mtu(&self) -> u32 {
         self.fabric.mtu
-    }
-}
-
-impl Drop for Cable {
-    fn drop(&mut self) {
-        // The thread that uses the port ends first. Then the port is detached, even if others still hold a reference to
-        // it.
-        drop(self.uplink.take());
-        self.fabric.switch.unplug(self.mac);
     }
 }
 
@@ -82,27 +71,28 @@ impl Fabric {
     /// Creates both functions of a VM in their slot and connects them. This locks the guest's memory.
     pub(crate) fn plug(self: &Arc<Self>, vm: &VmOptions, memory: &GuestMemoryMmap) -> Result<Pair> {
         let slot = Slot::builder(SLOT);
+        let station = self.adapter.station(vm.mac);
 
         // Function 0: the vNIC, a link between the guest and the port of its RDMA device. Its memory accesses never
         // happen under a lock that others need, so its memory does not have to be locked.
         let nic_space = DmaSpace::from_guest_memory(memory, PinPolicy::Off)?;
-        let config = Vmxnet3Config::new(format!("{}-nic", vm.name), vm.mac).with_multifunction(true);
+        let config = Vmxnet3Config::new(format!("{}-nic", vm.name), station.mac()).with_multifunction(true);
         let nic = Arc::new(
             NicLink::with_device(config, Arc::clone(&nic_space), slot.interrupts(0)).context("network function")?,
         );
-        let uplink = self.switch.port(vm.mac, UnknownUnicast::Drop).context("port of the switch")?;
+        let uplink = self.switch.port(station.mac(), UnknownUnicast::Drop).context("port of the switch")?;
         let link = Arc::clone(&nic);
         let rules = PortRules::default().with_alone(self.alone);
         let port = PortConfig::new(uplink, self.mtu).with_nic(Some(link)).with_rules(rules);
-        let uplink = Some(self.adapter.plug(vm.mac, port).context("port of the adapter")?);
-        let cable = Cable { fabric: Arc::clone(self), mac: vm.mac, uplink };
+        station.plug(port).context("port of the adapter")?;
 
         // Function 1: the RDMA device.
         let space = DmaSpace::from_guest_memory(memory, vm.pin)?;
         space.finish_pinning().context("cannot lock the guest's memory")?;
-        let config = DeviceConfig::new(vm.name.clone(), vm.mac);
-        let rdma = PvrdmaDevice::new(config, Arc::clone(&space), slot.interrupts(RDMA), &self.adapter);
+        let config = DeviceConfig::new(vm.name.clone());
+        let rdma = PvrdmaDevice::new(config, Arc::clone(&space), slot.interrupts(RDMA), &station);
         let rdma = rdma.context("RDMA device")?;
+        let cable = Cable { fabric: Arc::clone(self), _station: station };
         let slot = slot.with(0, Arc::clone(nic.device()) as _).with(RDMA, Arc::clone(&rdma) as _).build()?;
         Ok(Pair { slot, nic: Arc::clone(nic.device()), rdma, spaces: [nic_space, space], cable })
     }

@@ -234,6 +234,5 @@ fn ready_line(device: &Device) -> String {
         Pin::Registered => "registered",
         Pin::Off => "off",
     };
-    let config = &device.config;
-    format!("{}: ready on {} (mac {}, roce {roce}, pin {pin})", config.name, device.socket, config.mac)
+    format!("{}: ready on {} (mac {}, roce {roce}, pin {pin})", device.config.name, device.socket, device.mac)
 }

@@ -53,7 +53,7 @@ fn devices(text: &[u8]) -> Vec<(String, String, String, Pin)> {
     let devices = config.devices();
     let all = devices.map(|(network, device)| {
         assert!(device.nic_socket.is_some(), "an adapter of ESXi has both functions");
-        (network.name.clone(), device.config.name.clone(), device.config.mac.to_string(), device.pin)
+        (network.name.clone(), device.config.name.clone(), device.mac.to_string(), device.pin)
     });
     all.collect()
 }

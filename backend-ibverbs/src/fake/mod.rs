@@ -10,7 +10,8 @@ mod host;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pvrdma_verbs::{Backend, DeviceContext, VerbsError};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs::{Backend, DeviceContext, Station, VerbsError};
 use pvrdma_verbs_types::GidType;
 use tempfile::TempDir;
 
@@ -30,6 +31,13 @@ pub(crate) struct FakeBackend {
     pub(crate) host: Arc<FakeHost>,
     shared: Arc<Shared>,
     _gids: TempDir,
+}
+
+/// A station at a fake adapter.
+pub(crate) struct FakeStation {
+    host: Arc<FakeHost>,
+    shared: Arc<Shared>,
+    mac: MacAddr,
 }
 
 impl FakeBackend {
@@ -62,7 +70,7 @@ impl FakeBackend {
 
     /// Opens the adapter.
     pub(crate) fn open(&self) -> HostDevice {
-        functions::with_host(&self.host, || HostDevice::open(&self.shared.library, "fake0")).unwrap()
+        open(&self.host, &self.shared)
     }
 
     /// Starts a backend on the adapter as the daemon does, up to the GID table, which the host does not have.
@@ -79,8 +87,25 @@ impl FakeBackend {
 
 impl Backend for FakeBackend {
     type Hca = IbvHca;
+    type Station = FakeStation;
+
+    fn station(&self, mac: MacAddr) -> Result<FakeStation, VerbsError> {
+        Ok(FakeStation { host: Arc::clone(&self.host), shared: Arc::clone(&self.shared), mac })
+    }
+}
+
+impl Station for FakeStation {
+    type Hca = IbvHca;
+
+    fn mac(&self) -> MacAddr {
+        self.mac
+    }
 
     fn attach(&self, context: DeviceContext) -> Result<IbvHca, VerbsError> {
-        IbvHca::start(self.open(), context, Arc::clone(&self.shared))
+        IbvHca::start(open(&self.host, &self.shared), self.mac, context, Arc::clone(&self.shared))
     }
+}
+
+fn open(host: &Arc<FakeHost>, shared: &Shared) -> HostDevice {
+    functions::with_host(host, || HostDevice::open(&shared.library, "fake0")).unwrap()
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 use pvrdma_base::DeviceLog;
+use pvrdma_packet::MacAddr;
 use pvrdma_verbs::{DeviceContext, OtherAddresses, VerbsError};
 use pvrdma_verbs_types::{Gid, GidType};
 
@@ -32,10 +33,10 @@ pub(crate) struct GidTable {
 }
 
 impl GidTable {
-    pub(crate) fn new(context: &DeviceContext, shared: Arc<Shared>, member: Arc<Member>) -> Self {
+    pub(crate) fn new(mac: MacAddr, context: &DeviceContext, shared: Arc<Shared>, member: Arc<Member>) -> Self {
         let entries = RwLock::new(vec![None; ENTRIES].into_boxed_slice());
         let rule = &context.rules.addresses;
-        let (reserved, others) = (rule.reserved(context.mac).collect(), rule.others);
+        let (reserved, others) = (rule.reserved(mac).collect(), rule.others);
         Self { log: Arc::clone(&context.log), shared, member, reserved, others, entries, added: Mutex::default() }
     }
 

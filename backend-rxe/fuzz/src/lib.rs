@@ -12,7 +12,7 @@ use pvrdma_roce::{
     Congestion,
     wire::{Extension, NakCode, Operation, Packet, Syndrome},
 };
-use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, RxeHca, Uplink, VlanMode};
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeStation, VlanMode};
 use pvrdma_verbs::{
     Hca, MemoryRegion, QueuePair,
     testing::{Buffer, Completions, End, Node, gid, mac},
@@ -104,7 +104,7 @@ pub struct Device {
     /// Memory around these, and theirs.
     memory: Buffer<RxeHca>,
     node: Node<RxeHca>,
-    _uplink: Uplink,
+    _station: RxeStation,
     /// Requests of the device that the peer has not answered.
     pub asked: VecDeque<Vec<u8>>,
     /// Number of frames given to the device, and a selection of them.
@@ -134,7 +134,8 @@ impl Default for Device {
         let rules =
             PortRules::default().with_alone(true).with_congestion(Some(Congestion::default())).with_negotiate(true);
         let port = PortConfig::new(Arc::new(ours), 1500).with_rules(rules);
-        let uplink = rxe.plug(mac(1), port).unwrap();
+        let station = rxe.station(mac(1));
+        station.plug(port).unwrap();
         let node = Node::new(&rxe, 1);
         let pages = node.pages(PAGES);
         let region = |range: Range<usize>, access| {
@@ -156,7 +157,7 @@ impl Default for Device {
             regions,
             memory,
             node,
-            _uplink: uplink,
+            _station: station,
             asked,
             given: 0,
             recent,

@@ -76,4 +76,8 @@ impl Link for CaptureLink {
     fn counters(&self) -> Vec<Counter> {
         self.inner.counters()
     }
+
+    fn detach(&self) {
+        self.inner.detach();
+    }
 }

@@ -11,7 +11,6 @@ use pvrdma_verbs::VerbsError;
 
 use super::buffer::{Batch, Buffer};
 use super::seen::{CaptureConfig, Direction, Interface};
-use crate::by_mac::ByMac;
 
 /// Maximum number of captures of one device at a time.
 const MAX_CAPTURES: usize = 4;
@@ -32,7 +31,6 @@ pub struct CaptureCounts {
 pub(crate) struct Captures {
     /// Number of captures in progress.
     active: AtomicUsize,
-    points: ByMac<Point>,
 }
 
 impl Captures {
@@ -42,14 +40,9 @@ impl Captures {
         self.active.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns the capture point of a device.
-    pub(crate) fn point(&self, mac: MacAddr) -> Arc<Point> {
-        self.points.of_or(mac, || Point { mac, ..Point::default() })
-    }
-
     /// Starts a capture of a device.
-    pub(crate) fn start(self: &Arc<Self>, mac: MacAddr, config: CaptureConfig) -> Result<Capture, VerbsError> {
-        let (point, buffer) = (self.point(mac), Arc::new(Buffer::new(config)?));
+    pub(crate) fn start(self: &Arc<Self>, point: &Arc<Point>, config: CaptureConfig) -> Result<Capture, VerbsError> {
+        let (point, buffer) = (Arc::clone(point), Arc::new(Buffer::new(config)?));
         {
             let mut buffers = point.buffers.write();
             if buffers.len() >= MAX_CAPTURES {
@@ -74,6 +67,10 @@ pub(crate) struct Point {
 }
 
 impl Point {
+    pub(crate) fn new(mac: MacAddr) -> Self {
+        Self { mac, ..Self::default() }
+    }
+
     /// Returns `true` if there is a capture of this device.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {

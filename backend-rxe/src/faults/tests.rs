@@ -9,7 +9,7 @@ use pvrdma_packet::MacAddr;
 use pvrdma_verbs_types::{Gid, QpType, Qpn};
 
 use super::*;
-use crate::{Rxe, RxeConfig};
+use crate::{Rxe, RxeConfig, RxeStation};
 
 const MAC: MacAddr = MacAddr([2; 6]);
 const QP: (QpType, Qpn) = (QpType::Rc, Qpn::new(0x101));
@@ -18,6 +18,7 @@ const SOURCE: Gid = Gid([7; 16]);
 /// A backend that runs when the test runs it, and the faults of a device of it.
 struct Fixture {
     rxe: Rxe,
+    station: RxeStation,
     clock: Arc<ManualClock>,
     point: Arc<FaultPoint>,
     faults: Arc<DeviceFaults>,
@@ -29,11 +30,12 @@ impl Fixture {
         let clock = Arc::new(ManualClock::default());
         let config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as Arc<dyn Clock>, ..RxeConfig::default() };
         let rxe = Rxe::new(config).unwrap();
-        let (point, faults, effects) =
-            (rxe.fault_point(MAC), Arc::new(rxe.faults(MAC)), Arc::<Mutex<Vec<_>>>::default());
+        let station = rxe.station(MAC);
+        let point = Arc::clone(&station.place().faults);
+        let (faults, effects) = (Arc::new(station.faults()), Arc::<Mutex<Vec<_>>>::default());
         let told = Arc::clone(&effects);
         faults.apply_by(move |effect| told.lock().push(effect));
-        let fixture = Self { rxe, clock, point, faults, effects };
+        let fixture = Self { rxe, station, clock, point, faults, effects };
         fixture.set(rules);
         fixture
     }
@@ -259,10 +261,10 @@ fn a_handle_can_be_dropped_while_its_link_goes_down() {
 /// A device is removed and added again, and the handle of the former device is dropped late.
 #[test]
 fn a_handle_that_was_replaced_changes_nothing() {
-    let Fixture { rxe, faults: former, effects, clock, point } = Fixture::new(&["link-down/after:1ms"]);
+    let Fixture { rxe, station, faults: former, effects, clock, point } = Fixture::new(&["link-down/after:1ms"]);
     clock.advance(Duration::from_millis(1));
     rxe.run_ready();
-    let faults = rxe.faults(MAC);
+    let faults = station.faults();
     assert!(faults.status().is_empty() && !point.is_active());
     let rule: FaultRule = "link-down/after:1ms".parse().unwrap();
     assert!(former.set(&[rule]).is_err());

@@ -15,11 +15,6 @@ use super::Port;
 pub(crate) struct Ports(Mutex<HashMap<MacAddr, Arc<Port>>>);
 
 impl Ports {
-    /// Returns the port of a device, if it has one.
-    pub(crate) fn get(&self, mac: MacAddr) -> Option<Arc<Port>> {
-        self.0.lock().get(&mac).cloned()
-    }
-
     /// Removes a port.
     pub(super) fn remove(&self, mac: MacAddr) {
         self.0.lock().remove(&mac);

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use pvrdma_base::Counter;
 use pvrdma_link::Frames;
 use pvrdma_verbs::VerbsError;
 
@@ -13,7 +12,7 @@ use super::registry::Ports;
 
 /// Network attachment of a device. Dropping it detaches the device.
 #[derive(Debug)]
-pub struct Uplink {
+pub(crate) struct Uplink {
     pub(crate) port: Arc<Port>,
     ports: Arc<Ports>,
     threads: Vec<JoinHandle<()>>,
@@ -34,11 +33,6 @@ impl Uplink {
             uplink.port.take_at_once();
         }
         Ok(uplink)
-    }
-
-    /// Returns the counters of the port.
-    pub fn counters(&self) -> Vec<Counter> {
-        self.port.counts()
     }
 }
 
@@ -62,5 +56,7 @@ impl Drop for Uplink {
                 log::error!("a thread of a port panicked");
             }
         }
+        // Adapters may hold the port for longer.
+        self.port.uplink.link.detach();
     }
 }

@@ -12,17 +12,14 @@
 
 pub(crate) mod token_bucket;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use pvrdma_base::Count;
-use pvrdma_packet::MacAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::budget::Budget;
-use crate::by_mac::ByMac;
 use token_bucket::TokenBucket;
 
 /// Default weight of a device.
@@ -166,7 +163,7 @@ impl Share {
     }
 
     /// Changes the configuration. Limits that have not changed keep their state.
-    fn set(&self, new: ShareConfig) {
+    pub(crate) fn set(&self, new: ShareConfig) {
         let mut config = self.config.lock();
         let old = std::mem::replace(&mut *config, new);
         self.weight.store(effective(new.weight), Ordering::Relaxed);
@@ -295,45 +292,6 @@ impl Share {
 /// Clamps a weight to the allowed range.
 fn effective(weight: u32) -> u64 {
     weight.clamp(1, 1000).into()
-}
-
-/// The shares of devices, by MAC address.
-#[derive(Debug, Default)]
-pub(crate) struct Shares(ByMac<Share>);
-
-impl Shares {
-    /// Returns the share of a device, or a default one if none was set.
-    pub(crate) fn of(&self, mac: MacAddr) -> Arc<Share> {
-        self.0.of(mac)
-    }
-
-    /// Sets the share of a device.
-    pub(crate) fn set(&self, mac: MacAddr, config: ShareConfig) -> DeviceShare {
-        let share = Arc::new(Share::new(config));
-        self.0.set(mac, &share);
-        DeviceShare(share)
-    }
-}
-
-/// Handle for the share of a device. The share is in effect as long as the handle or the device exists.
-#[derive(Clone, Debug)]
-pub struct DeviceShare(Arc<Share>);
-
-impl DeviceShare {
-    /// Returns the usage of the device.
-    pub fn usage(&self) -> ShareUsage {
-        self.0.usage()
-    }
-
-    /// Returns the current configuration.
-    pub fn config(&self) -> ShareConfig {
-        self.0.config()
-    }
-
-    /// Changes the configuration.
-    pub(crate) fn set(&self, config: ShareConfig) {
-        self.0.set(config);
-    }
 }
 
 #[cfg(test)]

@@ -140,20 +140,3 @@ fn usage_is_reported() {
     share.count_throttled();
     assert_eq!(share.usage(), ShareUsage { worker_ns: 1_000_000, port_ns: 2_000_000, throttled: 1 });
 }
-
-#[test]
-fn a_share_is_found_by_its_address_while_it_is_there() {
-    let (shares, macs) = (Shares::default(), [1, 2].map(pvrdma_verbs::testing::mac));
-    let given = shares.set(macs[0], ShareConfig { weight: 7, ..ShareConfig::default() });
-    let found = shares.of(macs[0]);
-    given.set(ShareConfig { weight: 8, ..ShareConfig::default() });
-    assert_eq!((found.config().weight, given.config().weight), (8, 8));
-    found.add_worker_time(MS);
-    assert_eq!(given.usage().worker_ns, 1_000_000);
-    let other = shares.of(macs[1]);
-    assert!(Arc::ptr_eq(&other, &shares.of(macs[1])) && other.config() == ShareConfig::default());
-    drop(other);
-    drop(shares.of(pvrdma_verbs::testing::mac(3)));
-    assert_eq!(shares.0.len(), 2, "an unused share is removed");
-    assert!(Arc::ptr_eq(&found, &shares.of(macs[0])), "and nothing else does");
-}

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 
 use crate::path::wire::Admitted;
 use crate::port::Arrival;
-use crate::{PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeSrq, Uplink};
+use crate::{PortConfig, Rxe, RxeConfig, RxeHca, RxeSrq, RxeStation};
 
 /// Returns the numbers of packets that wait behind a READ and of owed responses, of a QP that has received packets.
 fn kept_for_peer(end: &End<RxeHca>) -> Option<(usize, usize)> {
@@ -41,15 +41,16 @@ fn engine() -> Rxe {
 }
 
 /// Creates a device on a cable, and its QP that is connected to the other end, where the test acts as the peer.
-fn exposed(capacity: usize) -> (Rxe, Node<RxeHca>, End<RxeHca>, MemoryLink, Uplink) {
+fn exposed(capacity: usize) -> (Rxe, Node<RxeHca>, End<RxeHca>, MemoryLink, RxeStation) {
     let rxe = engine();
     let (ours, theirs) = memory::pair(capacity).unwrap();
-    let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 4500, rules: PortRules::default() };
-    let uplink = rxe.plug(mac(1), config).unwrap();
+    let config = PortConfig::new(Arc::new(ours), 4500);
+    let station = rxe.station(mac(1));
+    station.plug(config).unwrap();
     let node = Node::new(&rxe, 1);
     let end = node.qp(QpType::Rc);
     end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
-    (rxe, node, end, theirs, uplink)
+    (rxe, node, end, theirs, station)
 }
 
 /// Builds a request from an address, with a PSN relative to the first.
@@ -119,8 +120,9 @@ impl Link for SlowRead {
 fn a_frame_behind_the_attachment_of_its_device_reaches_it() {
     let rxe = engine();
     let link = Arc::new(SlowRead(Mutex::default()));
-    let config = PortConfig { uplink: Arc::clone(&link) as _, nic: None, mtu: 4500, rules: PortRules::default() };
-    let _uplink = rxe.plug(mac(1), config).unwrap();
+    let config = PortConfig::new(Arc::clone(&link) as _, 4500);
+    let station = rxe.station(mac(1));
+    station.plug(config).unwrap();
     let (backend, (attached, device)) = (rxe.clone(), mpsc::channel());
     *link.0.lock() = Some(Box::new(move |frames| {
         let node = Node::new(&backend, 1);
@@ -138,7 +140,7 @@ fn a_frame_behind_the_attachment_of_its_device_reaches_it() {
 
 #[test]
 fn strangers_cost_no_memory() {
-    let (rxe, node, end, cable, _uplink) = exposed(100_000);
+    let (rxe, node, end, cable, _station) = exposed(100_000);
     for number in 0..1000_u32 {
         let source = (0x0a01_0000 + number).to_be_bytes();
         let reth = Reth { address: 0, rkey: 0, length: 0 };
@@ -156,7 +158,7 @@ fn strangers_cost_no_memory() {
 /// as well. Its local peer is connected with it, and has received nothing yet.
 #[test]
 fn a_neighbour_cannot_be_forged() {
-    let (rxe, node, _, cable, _uplink) = exposed(100);
+    let (rxe, node, _, cable, _station) = exposed(100);
     let neighbour = Node::new(&rxe, 2);
     let [end, other] = [&node, &neighbour].map(|node| node.qp(QpType::Rc));
     end.connect(&other, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
@@ -188,7 +190,7 @@ fn a_neighbour_cannot_be_forged() {
 #[test]
 fn a_peer_that_does_not_listen_costs_little_memory() {
     const PEER: [u8; 4] = [10, 0, 0, 2];
-    let (rxe, node, end, cable, _uplink) = exposed(2);
+    let (rxe, node, end, cable, _station) = exposed(2);
     let memory = node.buffer(1 << 20);
     let remote = memory.remote(0);
     let reth = Reth { address: remote.addr, rkey: remote.rkey, length: 1 << 20 };
@@ -215,7 +217,7 @@ fn a_peer_that_does_not_listen_costs_little_memory() {
 /// because it is not from the peer.
 #[test]
 fn a_doorbell_beside_a_dropped_response_is_not_lost() {
-    let (rxe, _node, end, cable, _uplink) = exposed(10);
+    let (rxe, _node, end, cable, _station) = exposed(10);
     let mut header = request([10, 0, 0, 9], &end, Opcode::ACKNOWLEDGE, 0, Reth { address: 0, rkey: 0, length: 0 });
     header.extension = Extension::Aeth(Aeth { syndrome: Syndrome::ACK, msn: 0 });
     let requester = end.qp.endpoint.hold_requester();
@@ -237,13 +239,13 @@ fn received_messages_are_acknowledged_before_a_qp_ends() {
     let endings: [fn(&End<RxeHca>); 3] =
         [|end| end.to(QpState::Error), |end| end.to(QpState::Reset), |end| end.qp.destroy()];
     for ending in endings {
-        let (rxe, _node, end, cable, uplink) = exposed(2);
+        let (rxe, _node, end, cable, station) = exposed(2);
         let header =
             request([10, 0, 0, 2], &end, Opcode::write(Position::Only), 0, Reth { address: 0, rkey: 0, length: 0 });
         let frame = build(&header, &[]).unwrap();
         let packet = Packet::parse(&frame).unwrap();
         let request = std::iter::once((packet, Arrival::alone(&frame)));
-        end.qp.endpoint.take_requests(&uplink.port, Admitted::All, request, |taken| taken.unwrap());
+        end.qp.endpoint.take_requests(&station.place().port().unwrap(), Admitted::All, request, |taken| taken.unwrap());
         let mut answers = Frames::default();
         cable.receive(&mut answers, 1);
         assert_eq!(answers.len(), 0);
@@ -266,12 +268,11 @@ fn endings_leave_no_memory_behind() {
         let far = if cable { engine() } else { near.clone() };
         let (ours, theirs) = memory::pair(100_000).unwrap();
         let plug = |rxe: &Rxe, number, link| {
-            rxe.plug(
-                mac(number),
-                PortConfig { uplink: Arc::new(link), nic: None, mtu: 4500, rules: PortRules::default() },
-            )
+            let station = rxe.station(mac(number));
+            station.plug(PortConfig::new(Arc::new(link), 4500)).unwrap();
+            station
         };
-        let _uplinks = cable.then(|| (plug(&near, 1, ours).unwrap(), plug(&far, 2, theirs).unwrap()));
+        let _stations = cable.then(|| (plug(&near, 1, ours), plug(&far, 2, theirs)));
         let (a, b) = (Node::new(&near, 1), Node::new(&far, 2));
         let (srq, _ring) = b.srq(0);
         for _ in 0..1000 {
@@ -291,19 +292,20 @@ struct Connected {
     engines: [Rxe; 2],
     nodes: [Node<RxeHca>; 2],
     ends: [End<RxeHca>; 2],
-    _uplinks: Vec<Uplink>,
+    _stations: Vec<RxeStation>,
 }
 
 impl Connected {
     fn new(cable: bool) -> Self {
         let near = engine();
         let far = if cable { engine() } else { near.clone() };
-        let mut uplinks = Vec::new();
+        let mut stations = Vec::new();
         if cable {
             let (ours, theirs) = memory::pair(1000).unwrap();
             for (rxe, number, link) in [(&near, 1, ours), (&far, 2, theirs)] {
-                let config = PortConfig { uplink: Arc::new(link), nic: None, mtu: 4500, rules: PortRules::default() };
-                uplinks.push(rxe.plug(mac(number), config).unwrap());
+                let station = rxe.station(mac(number));
+                station.plug(PortConfig::new(Arc::new(link), 4500)).unwrap();
+                stations.push(station);
             }
         }
         let nodes = [Node::new(&near, 1), Node::new(&far, 2)];
@@ -311,7 +313,7 @@ impl Connected {
         let [left, right] = &ends;
         left.connect(right, |_| {});
         right.connect(left, |_| {});
-        Self { engines: [near, far], nodes, ends, _uplinks: uplinks }
+        Self { engines: [near, far], nodes, ends, _stations: stations }
     }
 
     fn settle(&self) {

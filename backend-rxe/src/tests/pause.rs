@@ -43,7 +43,7 @@ fn a_pause_waits_for_work_in_progress() {
 #[test]
 fn responses_that_are_owed_stay_in_a_pause() {
     for ends in [false, true] {
-        let (rxe, node, end, cable, _uplink) = exposed(3);
+        let (rxe, node, end, cable, _station) = exposed(3);
         let buffer = node.buffer(16 << 10);
         let reth = Reth { address: buffer.start, rkey: buffer.mr.rkey(), length: 16 << 10 };
         give(&cable, &request([10, 0, 0, 2], &end, Opcode::READ_REQUEST, 0, reth), &[]);

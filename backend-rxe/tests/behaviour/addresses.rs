@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pvrdma_link::memory::{self, MemoryLink};
 use pvrdma_roce::wire::{Network, Packet, build};
-use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Rxe, RxeHca, Uplink};
+use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Rxe, RxeHca, RxeStation};
 use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, Peers, QueuePair, Rules, VerbsError, link_local};
 use pvrdma_verbs_types::{Gid, GidType, QpType, SendData, SendOp, UdDestination, WcStatus};
 
@@ -37,10 +37,10 @@ fn bind(hca: &RxeHca, index: u8, address: Gid) -> Result<(), VerbsError> {
 }
 
 /// Creates a device with a network function on its port. Returns the far ends of both links, too.
-fn with_nic(world: &World, number: u8, rules: PortRules) -> (MemoryLink, MemoryLink, Uplink) {
+fn with_nic(world: &World, number: u8, rules: PortRules) -> (MemoryLink, MemoryLink, RxeStation) {
     let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
     let config = PortConfig::new(Arc::new(uplink), 1500).with_nic(Some(Arc::new(nic))).with_rules(rules);
-    (network, guest, world.rxe.plug(mac(number), config).unwrap())
+    (network, guest, plug_in(&world.rxe, number, config))
 }
 
 /// An ARP packet in which the host of this number announces an address.
@@ -109,7 +109,7 @@ fn a_guest_that_restarts_keeps_its_addresses() {
 fn the_address_of_a_remote_host_is_not_granted() {
     let world = World::new();
     let (ours, cable) = memory::pair(99).unwrap();
-    let _uplink = plug(&world.rxe, 1, ours, PortRules::default());
+    let _station = plug(&world.rxe, 1, ours, PortRules::default());
     let victim = world.ruled(1, own());
     bind(&victim.hca, 0, gid(1)).unwrap();
     world.settle();
@@ -156,7 +156,7 @@ fn to(number: u8, qpn: pvrdma_verbs_types::Qpn) -> SendOp {
 #[test]
 fn arp_and_neighbour_discovery_follow_the_address_rules() {
     let world = World::new();
-    let (network, guest, _uplink) = with_nic(&world, 1, PortRules::default());
+    let (network, guest, _station) = with_nic(&world, 1, PortRules::default());
     let (_other_network, other_guest, _other_uplink) = with_nic(&world, 3, PortRules::default());
     let (device, other) = (world.ruled(1, own()), world.ruled(3, own()));
     let v6 = |last| {
@@ -199,7 +199,7 @@ fn arp_and_neighbour_discovery_follow_the_address_rules() {
 #[test]
 fn announcements_of_remote_hosts_count() {
     let world = World::new();
-    let (network, _guest, _uplink) = with_nic(&world, 1, PortRules::default());
+    let (network, _guest, _station) = with_nic(&world, 1, PortRules::default());
     let (device, listing) = (world.ruled(1, own()), world.ruled(3, listed(&[gid(9)])));
     for address in [gid(8), gid(9)] {
         give(&network, &arp(200, address));
@@ -230,7 +230,7 @@ fn the_network_function_sends_no_roce() {
     use ForgedTransmits as F;
     for (forged, roce, foreign) in [(F::Off, 0, 0), (F::Mac, 0, 1), (F::Roce, 1, 0), (F::All, 1, 1)] {
         let world = World::new();
-        let (network, guest, _uplink) = with_nic(&world, 1, PortRules::default().with_forged(forged));
+        let (network, guest, _station) = with_nic(&world, 1, PortRules::default().with_forged(forged));
         let node = world.node(1);
         let plain = [&[9; 6][..], &mac(1).0, &[8, 0], &[0; 40]].concat();
         let foreign_plain = [&[9; 6][..], &mac(7).0, &[8, 0], &[0; 40]].concat();
@@ -301,7 +301,7 @@ fn peers_apply_to_the_wire_both_ways() {
     for (allowed, rules) in [(true, peers("10.0.0.0/24")), (false, peers("10.0.0.3"))] {
         let world = World::new();
         let (ours, cable) = memory::pair(99).unwrap();
-        let _uplink = plug(&world.rxe, 1, ours, PortRules::default());
+        let _station = plug(&world.rxe, 1, ours, PortRules::default());
         let node = world.ruled(1, rules);
         bind(&node.hca, 0, gid(1)).unwrap();
         world.settle();
@@ -344,7 +344,7 @@ fn peers_do_not_keep_a_device_from_itself() {
 }
 
 /// Two devices of one process on a switch whose uplink is a cable that reflects all frames.
-fn reflected(local: bool) -> (World, [Node; 2], MemoryLink, Vec<Uplink>) {
+fn reflected(local: bool) -> (World, [Node; 2], MemoryLink, Vec<RxeStation>) {
     use pvrdma_link::switch::{Switch, UnknownUnicast};
     let world = World::with(|config| config.local = local);
     let (uplink, cable) = memory::pair(1000).unwrap();
@@ -352,7 +352,7 @@ fn reflected(local: bool) -> (World, [Node; 2], MemoryLink, Vec<Uplink>) {
     let ports = [1, 3].map(|number| switch.port(mac(number), UnknownUnicast::Drop).unwrap());
     let config = |port| PortConfig::new(port, 4500);
     let [first, second] = ports;
-    let uplinks = vec![world.rxe.plug(mac(1), config(first)).unwrap(), world.rxe.plug(mac(3), config(second)).unwrap()];
+    let uplinks = vec![plug_in(&world.rxe, 1, config(first)), plug_in(&world.rxe, 3, config(second))];
     let nodes = [1, 3].map(|number| {
         let node = world.ruled(number, own());
         bind(&node.hca, 0, gid(number)).unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pvrdma_link::Clock;
 use pvrdma_link::memory::{self, MemoryLink};
-use pvrdma_rxe::{PortConfig, PortRules, Uplink, VlanMode};
+use pvrdma_rxe::{PortConfig, PortRules, RxeStation, VlanMode};
 use pvrdma_verbs::{Hca, PauseHca, SaveHca};
 use pvrdma_verbs_types::GidType;
 
@@ -49,15 +49,15 @@ fn at(times: &[Duration], frames: &[Vec<u8>]) -> Vec<(Duration, Vec<u8>)> {
     times.iter().flat_map(|&time| frames.iter().map(move |frame| (time, frame.clone()))).collect()
 }
 
-fn plugged(world: &World, number: u8) -> (MemoryLink, Uplink) {
+fn plugged(world: &World, number: u8) -> (MemoryLink, RxeStation) {
     let (near, far) = memory::pair(99).unwrap();
-    let uplink = plug(&world.rxe, number, near, PortRules::default());
-    (far, uplink)
+    let station = plug(&world.rxe, number, near, PortRules::default());
+    (far, station)
 }
 
 #[test]
 fn a_device_is_announced_three_times_with_its_mac_address() {
-    let (world, node, cable, _uplink) = exposed(99);
+    let (world, node, cable, _station) = exposed(99);
     let times = [Duration::ZERO, REPEATED[0], REPEATED[1]];
     // A fail-over announces all devices, the end of a migration the restored one.
     for announce in [&|| world.rxe.announce(), &|| node.hca.announce()] as [&dyn Fn(); 2] {
@@ -69,14 +69,14 @@ fn a_device_is_announced_three_times_with_its_mac_address() {
 #[test]
 fn a_device_without_a_driver_is_announced() {
     let world = World::new();
-    let (cable, _uplink) = plugged(&world, 1);
+    let (cable, _station) = plugged(&world, 1);
     world.rxe.announce();
     assert_eq!(observed(&world, &cable).len(), 3);
 }
 
 #[test]
 fn a_repetition_has_the_addresses_of_its_time() {
-    let (world, node, cable, _uplink) = exposed(99);
+    let (world, node, cable, _station) = exposed(99);
     world.rxe.announce();
     taken(&cable);
     node.hca.unbind_gid(0);
@@ -85,7 +85,7 @@ fn a_repetition_has_the_addresses_of_its_time() {
 
 #[test]
 fn another_announcement_starts_the_repetitions_anew() {
-    let (world, _node, cable, _uplink) = exposed(99);
+    let (world, _node, cable, _station) = exposed(99);
     world.rxe.announce();
     world.clock.advance(REPEATED[0] / 2);
     taken(&cable);
@@ -96,7 +96,7 @@ fn another_announcement_starts_the_repetitions_anew() {
 /// The machine may run on another host meanwhile, which announces it.
 #[test]
 fn a_paused_device_is_not_announced() {
-    let (world, node, cable, _uplink) = exposed(99);
+    let (world, node, cable, _station) = exposed(99);
     world.rxe.announce();
     taken(&cable);
     assert!(node.hca.pause());
@@ -110,10 +110,10 @@ fn a_paused_device_is_not_announced() {
 
 #[test]
 fn an_unplugged_device_is_not_announced() {
-    let (world, _node, _cable, uplink) = exposed(99);
+    let (world, _node, _cable, station) = exposed(99);
     world.rxe.announce();
     assert!(world.next_deadline().is_some());
-    drop(uplink);
+    station.unplug();
     assert_eq!(world.next_deadline(), None);
 }
 
@@ -122,7 +122,7 @@ fn a_device_is_announced_in_each_of_its_vlans() {
     let world = World::with(|config| config.vlan = VlanMode::Trunk);
     let (near, cable) = memory::pair(99).unwrap();
     let config = PortConfig::new(Arc::new(near), 1500);
-    let _uplink = world.rxe.plug(mac(1), config).unwrap();
+    let _station = plug_in(&world.rxe, 1, config);
     let node = world.node(1);
     node.hca.bind_gid_in_vlan(1, gid(9), GidType::RoceV2, Some(7)).unwrap();
     observed(&world, &cable);

@@ -10,7 +10,7 @@ use pvrdma_link::{
     memory::{self, MemoryLink},
 };
 use pvrdma_rxe::{
-    PortRules, Uplink,
+    PortRules, RxeStation,
     capture::{Batch, CaptureConfig},
 };
 use pvrdma_verbs::Hca;
@@ -91,16 +91,16 @@ impl Handing {
 }
 
 /// Creates device 1, which has threads, on such a link. The test has the other end.
-fn handing(port_threads: usize) -> (World, Node, Arc<Handing>, MemoryLink, Uplink) {
+fn handing(port_threads: usize) -> (World, Node, Arc<Handing>, MemoryLink, RxeStation) {
     let world = World::with(|config| {
         (config.workers, config.port_threads) = (1, port_threads);
         config.clock = Arc::new(MonotonicClock::default());
     });
     let (inner, cable) = memory::pair(1000).unwrap();
     let link = Arc::new(Handing { inner, receiver: Mutex::new(Receiver(None)), senders: Mutex::default() });
-    let uplink = plug(&world.rxe, 1, Arc::clone(&link), PortRules::default());
+    let station = plug(&world.rxe, 1, Arc::clone(&link), PortRules::default());
     let node = world.node(1);
-    (world, node, link, cable, uplink)
+    (world, node, link, cable, station)
 }
 
 fn arp() -> Vec<u8> {
@@ -109,7 +109,7 @@ fn arp() -> Vec<u8> {
 
 #[test]
 fn a_packet_is_taken_and_answered_on_the_thread_that_has_it() {
-    let (_world, node, link, cable, _uplink) = handing(1);
+    let (_world, node, link, cable, _station) = handing(1);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);
     end.recv(1, &[]);
@@ -127,13 +127,13 @@ fn a_packet_is_taken_and_answered_on_the_thread_that_has_it() {
 
 #[test]
 fn frames_that_are_not_taken_inline_arrive_through_the_queue() {
-    let (world, node, link, _cable, uplink) = handing(1);
+    let (world, node, link, _cable, station) = handing(1);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);
     end.recv(1, &[]);
     let frame = request();
     // A capture must see all frames, so there is no direct delivery while one runs.
-    let capture = world.rxe.capture(mac(1), CaptureConfig::new(10_000, 1 << 20)).unwrap();
+    let capture = world.station(1).capture(CaptureConfig::new(10_000, 1 << 20)).unwrap();
     assert_eq!(link.hand(&[&frame]), 0);
     capture.take(&mut Batch::default());
     drop(capture);
@@ -146,16 +146,16 @@ fn frames_that_are_not_taken_inline_arrive_through_the_queue() {
     assert_eq!(link.hand(&[&frame]), 0);
     drop((end, node));
     assert_eq!(link.hand(&[&frame]), 0, "there is no device");
-    drop(uplink);
+    station.unplug();
     assert!(link.receiver().is_none());
     // A port with several threads distributes packets in batches, and offers no direct delivery.
-    let (.., link, _cable, _uplink) = handing(2);
+    let (.., link, _cable, _station) = handing(2);
     assert!(link.receiver().is_none());
 }
 
 /// Returns the frames of a READ that a correct peer sends at first, and the number of bytes that they request.
 fn read_requests(remote: RemoteAddress, len: u64) -> (Vec<Vec<u8>>, u64) {
-    let (world, far, cable, _uplink) = exposed(100);
+    let (world, far, cable, _station) = exposed(100);
     far.hca.bind_gid(0, gid(2), GidType::RoceV2).unwrap();
     let end = far.qp(QpType::Rc);
     end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(1), mac(1)));
@@ -171,7 +171,7 @@ fn read_requests(remote: RemoteAddress, len: u64) -> (Vec<Vec<u8>>, u64) {
 /// Attack: a peer that reads makes the delivering thread send all responses, while others wait for that thread.
 #[test]
 fn work_for_a_device_on_another_devices_thread_is_bounded() {
-    let (_world, node, link, cable, _uplink) = handing(1);
+    let (_world, node, link, cable, _station) = handing(1);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);
     let buffer = node.buffer(1 << 20);
@@ -195,7 +195,7 @@ fn work_for_a_device_on_another_devices_thread_is_bounded() {
 /// does not wait for it.
 #[test]
 fn no_device_waits_for_one_that_is_busy() {
-    let (_world, node, link, cable, _uplink) = handing(1);
+    let (_world, node, link, cable, _station) = handing(1);
     let (gate, reached, leave) = Gate::new();
     let cq = node.hca.create_cq(gate).unwrap();
     let end = node.qp_on(QpType::Rc, None, [None, Some(&cq)], |_| {}).unwrap();

@@ -42,8 +42,7 @@ fn is_over_wire(pair: &World) -> bool {
 fn operations() -> [Vec<Seen>; 2] {
     let pair = Pair::with(World::new(), |a| a.av.traffic_class = 0x68, |_| {});
     let over_wire = is_over_wire(&pair.world);
-    let far = pair.world.far.as_ref().unwrap_or(&pair.world.rxe);
-    let captures = [pair.world.rxe.capture(mac(1), ROOMY).unwrap(), far.capture(mac(2), ROOMY).unwrap()];
+    let captures = [1, 2].map(|number| pair.world.station(number).capture(ROOMY).unwrap());
     let (mine, theirs) = (pair.a.buffer(20_000), pair.b.buffer(20_000));
     mine.write(0, &pattern(1, 20_000));
     theirs.write(0, &pattern(2, 20_000));
@@ -112,7 +111,7 @@ fn local_deliveries_look_as_the_wire_does() {
 fn datagrams() -> Vec<Seen> {
     let world = World::new();
     let (a, b) = (world.node(1), world.node(2));
-    let capture = world.rxe.capture(mac(1), ROOMY).unwrap();
+    let capture = world.station(1).capture(ROOMY).unwrap();
     for (kind, qkey) in [(QpType::Ud, QKEY), (QpType::Gsi, 0x8001_0000)] {
         let (left, right) = (a.qp(kind), b.qp(kind));
         left.start_datagrams(qkey);
@@ -154,7 +153,7 @@ fn a_long_message_is_seen_as_it_moves() {
     // Budgets interrupt the message at other places than packet boundaries.
     let world = World::with(|config| (config.inline_bytes, config.worker_bytes) = (1500, 2500));
     let pair = Pair::with(world, |_| {}, |_| {});
-    let capture = pair.world.rxe.capture(mac(1), ROOMY).unwrap();
+    let capture = pair.world.station(1).capture(ROOMY).unwrap();
     let (mine, theirs) = (pair.a.buffer(30_000), pair.b.buffer(30_000));
     mine.write(0, &pattern(1, 30_000));
     theirs.write(0, &pattern(2, 30_000));
@@ -178,7 +177,7 @@ fn a_capture_that_starts_late_sees_whole_packets_only() {
     pair.left.post(1, write(theirs.remote(0)), &[mine.all()]);
     pair.left.qp.notify_send();
     assert!(pair.left.scq.poll().is_empty());
-    let capture = pair.world.rxe.capture(mac(2), ROOMY).unwrap();
+    let capture = pair.world.station(2).capture(ROOMY).unwrap();
     pair.settle();
     let seen = taken(&capture, Interface::Local);
     let opcodes: Vec<_> = seen.iter().map(|(_, frame)| Packet::parse(frame).unwrap().header.bth.opcode.0).collect();
@@ -192,7 +191,7 @@ fn a_capture_that_starts_late_sees_whole_packets_only() {
 #[test]
 fn silence_is_seen_as_one_repeated_packet() {
     let pair = Pair::with(World::new(), |a| a.retry_cnt = 2, |_| {});
-    let capture = pair.world.rxe.capture(mac(1), ROOMY).unwrap();
+    let capture = pair.world.station(1).capture(ROOMY).unwrap();
     pair.right.qp.destroy();
     pair.left.submit(1, SEND, &[]);
     pair.settle();
@@ -212,7 +211,7 @@ fn a_device_that_talks_to_itself_is_seen_once() {
     let (left, right) = (node.qp(QpType::Rc), node.qp(QpType::Rc));
     left.connect(&right, |_| {});
     right.connect(&left, |_| {});
-    let capture = world.rxe.capture(mac(1), ROOMY).unwrap();
+    let capture = world.station(1).capture(ROOMY).unwrap();
     left.submit(1, write(Default::default()), &[]);
     let seen = taken(&capture, Interface::Local);
     assert!(seen.iter().all(|(direction, _)| *direction == Direction::Outbound));
@@ -225,22 +224,22 @@ fn a_device_that_talks_to_itself_is_seen_once() {
 #[test]
 fn captures_come_and_go() {
     let pair = Pair::new();
-    let rxe = &pair.world.rxe;
+    let station = pair.world.station(1);
     let write = || pair.left.submit(1, write(Default::default()), &[]);
     write();
     let small = CaptureConfig::new(60, 400);
-    let captures: Vec<_> = (0..4).map(|_| rxe.capture(mac(1), small).unwrap()).collect();
-    assert!(rxe.capture(mac(1), small).is_err());
+    let captures: Vec<_> = (0..4).map(|_| station.capture(small).unwrap()).collect();
+    assert!(station.capture(small).is_err());
     // A device can be captured even before it exists.
-    let absent = rxe.capture(mac(7), ROOMY).unwrap();
+    let absent = pair.world.station(7).capture(ROOMY).unwrap();
     for _ in 0..10 {
         write();
     }
     let (seen, dropped) = captures[0].counts(Interface::Local);
     assert!(seen == 20 && dropped > 10, "{dropped}");
     let counts = CaptureCounts { active: 4, captured: 80 - 4 * dropped, dropped: 4 * dropped };
-    assert_eq!(rxe.capture_counts(mac(1)), counts);
-    assert_eq!(rxe.capture_counts(mac(2)), CaptureCounts::default());
+    assert_eq!(station.capture_counts(), counts);
+    assert_eq!(pair.world.station(2).capture_counts(), CaptureCounts::default());
     let mut batch = Batch::default();
     captures[0].take(&mut batch);
     assert!(batch.iter().all(|(seen, frame)| frame.len() == 60 && seen.length > 60));
@@ -252,7 +251,7 @@ fn captures_come_and_go() {
     assert_eq!(absent.counts(Interface::Local), (2, 0));
     drop((captures, absent));
     write();
-    assert_eq!(rxe.capture_counts(mac(1)), CaptureCounts { active: 0, ..counts });
+    assert_eq!(station.capture_counts(), CaptureCounts { active: 0, ..counts });
 }
 
 on_slow_memory! {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use pvrdma_link::memory::{self, MemoryLink};
 use pvrdma_rxe::faults::{DeviceEffect, DeviceFaults};
-use pvrdma_rxe::{AddressConflict, PortConfig, PortRules, RxeHca, Uplink};
+use pvrdma_rxe::{AddressConflict, PortConfig, PortRules, RxeHca, RxeStation};
 use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, Rules, VerbsError, link_local};
 use pvrdma_verbs_types::{Gid, GidType, QpType, Qpn, SendData, SendOp, UdDestination, WcStatus};
 
@@ -17,11 +17,11 @@ const HOLD: Duration = Duration::from_secs(60);
 const PROBE: Duration = Duration::from_secs(1);
 
 /// Creates a device with a network function on its port. Returns the far ends of both links, too.
-fn with_card(world: &World, number: u8) -> (MemoryLink, MemoryLink, Uplink) {
+fn with_card(world: &World, number: u8) -> (MemoryLink, MemoryLink, RxeStation) {
     let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
     let rules = PortRules::default();
     let config = PortConfig::new(Arc::new(uplink), 1500).with_nic(Some(Arc::new(nic))).with_rules(rules);
-    (network, guest, world.rxe.plug(mac(number), config).unwrap())
+    (network, guest, plug_in(&world.rxe, number, config))
 }
 
 fn bind(hca: &RxeHca, index: u8, address: Gid) {
@@ -77,7 +77,7 @@ use pvrdma_link::Clock as _;
 #[test]
 fn a_host_that_is_silent_keeps_its_address() {
     let world = World::new();
-    let (network, guest, _uplink) = with_card(&world, 1);
+    let (network, guest, _station) = with_card(&world, 1);
     let device = world.ruled(1, Rules::default());
     let says = || {
         give(&guest, &arp(1, gid(9)));
@@ -110,7 +110,7 @@ fn a_host_that_is_silent_keeps_its_address() {
 #[test]
 fn an_address_without_a_known_owner_is_probed_and_then_bound() {
     let world = World::new();
-    let (network, guest, _uplink) = with_card(&world, 1);
+    let (network, guest, _station) = with_card(&world, 1);
     let device = world.ruled(1, Rules::default());
     let mut v6 = [0xfd; 16];
     v6[15] = 7;
@@ -138,11 +138,11 @@ fn an_address_without_a_known_owner_is_probed_and_then_bound() {
 #[test]
 fn a_refused_port_leaves_the_probes_of_the_device_alone() {
     let world = World::new();
-    let (network, _guest, _uplink) = with_card(&world, 1);
+    let (network, _guest, _station) = with_card(&world, 1);
     let device = world.ruled(1, Rules::default());
     let (again, _far) = memory::pair(9).unwrap();
     let config = PortConfig::new(Arc::new(again), 1500);
-    assert!(matches!(world.rxe.plug(mac(1), config), Err(VerbsError::InUse(_))));
+    assert!(matches!(world.rxe.station(mac(1)).plug(config), Err(VerbsError::InUse(_))));
     bind(&device.hca, 0, gid(1));
     assert_eq!(waits(&device), ["probing"]);
     advance(&world, PROBE);
@@ -154,7 +154,7 @@ fn a_refused_port_leaves_the_probes_of_the_device_alone() {
 #[test]
 fn requests_during_a_probe_wait_for_it() {
     let world = World::new();
-    let (network, _guest, _uplink) = with_card(&world, 1);
+    let (network, _guest, _station) = with_card(&world, 1);
     let device = world.ruled(1, Rules::default());
     bind(&device.hca, 0, gid(1));
     let end = device.qp(QpType::Rc);
@@ -180,7 +180,7 @@ fn requests_during_a_probe_wait_for_it() {
 #[test]
 fn an_answer_keeps_the_address_from_the_guest() {
     let world = World::new();
-    let (network, _guest, _uplink) = with_card(&world, 1);
+    let (network, _guest, _station) = with_card(&world, 1);
     let device = world.ruled(1, Rules::default());
     bind(&device.hca, 0, gid(1));
     let manager = device.qp(QpType::Gsi);
@@ -212,10 +212,10 @@ fn a_conflict_is_reported_and_ends_the_claim() {
     let world = World::new();
     let told = Arc::<Mutex<Vec<AddressConflict>>>::default();
     let list = Arc::clone(&told);
-    let former = world.rxe.observe_conflicts(mac(1), |_| panic!("the observer was replaced"));
-    let _observed = world.rxe.observe_conflicts(mac(1), move |conflict| list.lock().push(*conflict));
+    let former = world.station(1).observe_conflicts(|_| panic!("the observer was replaced"));
+    let _observed = world.station(1).observe_conflicts(move |conflict| list.lock().push(*conflict));
     drop(former);
-    let (network, guest, _uplink) = with_card(&world, 1);
+    let (network, guest, _station) = with_card(&world, 1);
     let listed = AddressRule { others: OtherAddresses::Own, listed: vec!["10.0.0.8".parse().unwrap()] };
     let device = world.ruled(1, Rules { addresses: listed, ..Rules::default() });
     for (index, last) in [(0, 9), (1, 8)] {
@@ -311,7 +311,7 @@ fn the_address_of_a_device_whose_link_is_down_is_free_after_a_minute() {
 #[test]
 fn a_link_that_comes_back_brings_its_addresses_back() {
     let world = World::new();
-    let (network, _guest, _uplink) = with_card(&world, 1);
+    let (network, _guest, _station) = with_card(&world, 1);
     let device = world.ruled(1, Rules::default());
     bind(&device.hca, 0, gid(9));
     bind(&device.hca, 1, link_local(mac(1)));
@@ -420,7 +420,7 @@ impl Removable {
         bind(&holder.hca, 0, gid(9));
         bind(&next.hca, 0, gid(8));
         let end = connected(&holder);
-        let (faults, effects) = (world.rxe.faults(mac(1)), Arc::<Mutex<Vec<_>>>::default());
+        let (faults, effects) = (world.station(1).faults(), Arc::<Mutex<Vec<_>>>::default());
         let told = Arc::clone(&effects);
         faults.apply_by(move |effect| told.lock().push(effect));
         Self { world, holder, next, end, faults, effects }

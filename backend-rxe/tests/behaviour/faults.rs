@@ -38,8 +38,7 @@ impl Kind {
 }
 
 fn set(world: &World, number: u8, rules: &[&str]) -> DeviceFaults {
-    let rxe = world.far.as_ref().filter(|_| number == 2).unwrap_or(&world.rxe);
-    let faults = rxe.faults(mac(number));
+    let faults = world.station(number).faults();
     let rules: Vec<FaultRule> = rules.iter().map(|rule| rule.parse().unwrap()).collect();
     faults.set(&rules).unwrap();
     faults

@@ -14,7 +14,7 @@ use crate::world::*;
 fn watch(world: &World, number: u8) -> (Arc<Mutex<Vec<QpFailure>>>, pvrdma_rxe::ObservedFailures) {
     let told = Arc::<Mutex<Vec<QpFailure>>>::default();
     let list = Arc::clone(&told);
-    let observed = world.rxe.observe_failures(mac(number), move |failure| list.lock().push(failure.clone()));
+    let observed = world.station(number).observe_failures(move |failure| list.lock().push(failure.clone()));
     (told, observed)
 }
 

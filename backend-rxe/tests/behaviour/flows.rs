@@ -13,10 +13,10 @@ const SIZE: u64 = 64 << 10;
 
 fn requests_count_with_the_peer_that_they_go_to(far: Road) {
     let world = World::new();
-    let flows = world.rxe.flows(mac(1));
+    let station = world.station(1);
     let (a, b, c) = (world.node(1), world.node(2), world.node(3));
     let mine = a.buffer(SIZE);
-    assert_eq!(flows.counts(), []);
+    assert_eq!(station.flows(), []);
     for (peer, length) in [(&b, 5000_u64), (&c, 300)] {
         let theirs = peer.buffer(SIZE);
         let (left, right) = (a.qp(QpType::Rc), peer.qp(QpType::Rc));
@@ -49,11 +49,11 @@ fn requests_count_with_the_peer_that_they_go_to(far: Road) {
         bytes_out,
         bytes_in: 70,
     };
-    assert_eq!(flows.counts(), [count(2, far, 3, 5007), count(3, Road::Local, 4, 318)]);
+    assert_eq!(station.flows(), [count(2, far, 3, 5007), count(3, Road::Local, 4, 318)]);
     // After the driver has ended, its counts remain.
     drop((sender, a));
-    assert_eq!(flows.counts().len(), 2);
-    assert_eq!(world.rxe.flows(mac(3)).counts(), []);
+    assert_eq!(station.flows().len(), 2);
+    assert_eq!(world.station(3).flows(), []);
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn the_network_function_keeps_to_its_address_and_vlan() {
         let world = World::with(|config| config.vlan = vlan);
         let ((uplink, network), (nic, guest)) = (memory::pair(9).unwrap(), memory::pair(9).unwrap());
         let config = PortConfig::new(Arc::new(uplink), 1500).with_nic(Some(Arc::new(nic))).with_rules(rules);
-        let _uplink = world.rxe.plug(mac(1), config).unwrap();
+        let _station = plug_in(&world.rxe, 1, config);
         let node = world.node(1);
         for frame in [&own, &forged, &tagged] {
             give(&guest, frame);
@@ -70,7 +70,7 @@ fn with(opcode: Opcode, psn: u32, extension: Extension) -> Header {
 /// them.
 #[test]
 fn packets_beyond_the_limit_are_retransmitted() {
-    let (world, node, cable, _uplink) = exposed(100_000);
+    let (world, node, cable, _station) = exposed(100_000);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);
     let memory = node.buffer(1 << 20);
@@ -120,7 +120,7 @@ fn packets_beyond_the_limit_are_retransmitted() {
 /// A packet that waited behind a READ ends the QP. Later packets that wait must not keep the port busy forever.
 #[test]
 fn packets_behind_a_bad_one_end_with_its_qp() {
-    let (world, node, cable, _uplink) = exposed(100_000);
+    let (world, node, cable, _station) = exposed(100_000);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);
     let memory = node.buffer(1 << 20);
@@ -143,7 +143,7 @@ fn packets_behind_a_bad_one_end_with_its_qp() {
 
 #[test]
 fn packets_longer_than_the_path_mtu() {
-    let (world, node, cable, _uplink) = exposed(100);
+    let (world, node, cable, _station) = exposed(100);
     let (end, datagrams) = (node.qp(QpType::Rc), node.qp(QpType::Ud));
     connect_to_test(&end);
     datagrams.start_datagrams(5);

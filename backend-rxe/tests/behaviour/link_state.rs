@@ -88,7 +88,7 @@ fn datagrams_get_lost() {
     }
 }
 
-/// Uplink and network function: RoCE and other frames are dropped in both directions, including frames that were
+/// RxeStation and network function: RoCE and other frames are dropped in both directions, including frames that were
 /// waiting.
 #[test]
 fn a_port_that_is_down() {
@@ -96,7 +96,7 @@ fn a_port_that_is_down() {
     let (uplink, network) = memory::pair(3).unwrap();
     let (nic, function) = memory::pair(1000).unwrap();
     let config = PortConfig::new(Arc::new(uplink), 4500).with_nic(Some(Arc::new(nic)));
-    let _uplink = world.rxe.plug(mac(1), config).unwrap();
+    let _station = plug_in(&world.rxe, 1, config);
     let node = world.node(1);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);

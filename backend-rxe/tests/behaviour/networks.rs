@@ -29,7 +29,7 @@ fn a_guest_without_a_vlan_binds_no_address_in_one() {
     for plugged in [false, true] {
         let world = World::new();
         let (uplink, _network) = memory::pair(9).unwrap();
-        let _uplink = plugged.then(|| plug(&world.rxe, 1, uplink, PortRules::default()));
+        let _station = plugged.then(|| plug(&world.rxe, 1, uplink, PortRules::default()));
         let node = world.node(1);
         for vlan in [1, VLAN, 4094] {
             let bound = node.hca.bind_gid_in_vlan(3, gid(9), GidType::RoceV2, Some(vlan));
@@ -47,7 +47,7 @@ fn frames_of_a_guest_without_a_vlan_are_in_none() {
     let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
     let rules = PortRules::default().with_forged(ForgedTransmits::Mac);
     let config = PortConfig::new(Arc::new(uplink), 1500).with_nic(Some(Arc::new(nic))).with_rules(rules);
-    let _uplink = world.rxe.plug(mac(1), config).unwrap();
+    let _station = plug_in(&world.rxe, 1, config);
     let node = world.node(1);
     let passes = [arp(1, &[]), arp(1, PRIORITY), arp(7, &[])];
     for tag in TAGS {
@@ -70,7 +70,7 @@ fn frames_of_a_guest_without_a_vlan_are_in_none() {
 fn packets_in_a_vlan_find_no_address_without_one() {
     let frame = request();
     let tagged = |tag: &[u8]| [&frame[..12], tag, &frame[12..]].concat();
-    let (world, node, cable, _uplink) = exposed(10);
+    let (world, node, cable, _station) = exposed(10);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);
     end.recv(1, &[]);
@@ -93,7 +93,7 @@ fn access_ports_pass_one_tag() {
     let world = World::with(|config| config.vlan = VlanMode::Access(42));
     let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
     let config = PortConfig::new(Arc::new(uplink), 1500).with_nic(Some(Arc::new(nic)));
-    let _uplink = world.rxe.plug(mac(1), config).unwrap();
+    let _station = plug_in(&world.rxe, 1, config);
     let node = world.node(1);
     for (count, tag) in (1..).zip(TAGS) {
         give(&guest, &arp(1, tag));

@@ -76,7 +76,7 @@ fn on_the_thread_of_a_port() {
     let text = aborts("panics::on_the_thread_of_a_port", || {
         let rxe = Rxe::new(RxeConfig::default().with_workers(1)).unwrap();
         let (ours, theirs) = memory::pair(1).unwrap();
-        let _uplink = plug(&rxe, 1, BuggyLink(ours), PortRules::default());
+        let _station = plug(&rxe, 1, BuggyLink(ours), PortRules::default());
         let mut frames = Frames::default();
         frames.push(&[0; 64]);
         theirs.send(&frames, 0);

@@ -13,7 +13,7 @@ use pvrdma_link::{
     Bell, Frames, Link, LinkInspect, LinkReader, MonotonicClock, Readiness,
     memory::{self, MemoryLink},
 };
-use pvrdma_rxe::{PortConfig, Uplink};
+use pvrdma_rxe::{PortConfig, RxeStation};
 use pvrdma_verbs_types::{QpType, WcStatus};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -24,7 +24,7 @@ struct Between {
     world: World,
     network: MemoryLink,
     function: MemoryLink,
-    _uplink: Uplink,
+    _station: RxeStation,
 }
 
 impl Between {
@@ -34,8 +34,8 @@ impl Between {
         let (uplink, network) = memory::pair(10_000).unwrap();
         let (nic, function) = memory::pair(room).unwrap();
         let config = PortConfig::new(Arc::new(uplink), 4500).with_nic(Some(Arc::new(nic)));
-        let uplink = world.rxe.plug(mac(1), config).unwrap();
-        Self { world, network, function, _uplink: uplink }
+        let station = plug_in(&world.rxe, 1, config);
+        Self { world, network, function, _station: station }
     }
 
     fn give(&self, link: &MemoryLink, list: &[Vec<u8>]) {
@@ -212,7 +212,7 @@ fn an_uplink_that_a_doorbell_has_filled_is_waited_for() {
     let function = Function::new();
     let nic = Some(Arc::clone(&function) as _);
     let config = PortConfig::new(Arc::new(uplink), 4500).with_nic(nic);
-    let _uplink = world.rxe.plug(mac(1), config).unwrap();
+    let _station = plug_in(&world.rxe, 1, config);
     for _ in 0..100 {
         function.ring(&[own_frame(), own_frame(), own_frame()]);
         let mut came = 0;
@@ -265,7 +265,7 @@ fn frames_do_not_wait_forever_for_a_link_that_is_gone() {
     let (lost, told) = mpsc::channel();
     let uplink = Arc::new(Gone { refusals: AtomicUsize::new(5), lost });
     let config = PortConfig::new(uplink, 4500).with_nic(Some(Arc::clone(&function) as _));
-    let _uplink = world.rxe.plug(mac(1), config).unwrap();
+    let _station = plug_in(&world.rxe, 1, config);
     function.ring(&[own_frame()]);
     assert_eq!(told.recv_timeout(PATIENCE), Ok(1));
 }

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use pvrdma_link::switch::{Switch, UnknownUnicast};
 use pvrdma_link::{Frames, Link, memory};
-use pvrdma_rxe::PortConfig;
+use pvrdma_rxe::{PortConfig, ShareConfig};
 use pvrdma_verbs::{Hca, QueuePair, VerbsError};
 use pvrdma_verbs_types::{
     GidType, Mtu, QpAttrMask, QpAttrs, QpState, QpType, SendData, SendOp, UdDestination, WcStatus,
@@ -14,7 +15,7 @@ use crate::world::*;
 #[test]
 fn the_guard() {
     let good = request();
-    let (world, node, cable, _uplink) = exposed(100_000);
+    let (world, node, cable, _station) = exposed(100_000);
     let neighbour = world.node(3);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);
@@ -55,7 +56,7 @@ fn the_guard() {
 
 #[test]
 fn a_full_link_holds_senders_up_and_loses_nothing() {
-    let (world, node, cable, _uplink) = exposed(3);
+    let (world, node, cable, _station) = exposed(3);
     let end = node.qp(QpType::Rc);
     let memory = node.buffer(1 << 20);
     connect_to_test(&end);
@@ -80,27 +81,27 @@ fn the_port_reports_the_path_mtu_of_the_network() {
         let world = World::new();
         let (ours, _theirs) = memory::pair(1).unwrap();
         let config = PortConfig::new(Arc::new(ours), mtu);
-        let _uplink = world.rxe.plug(mac(1), config.clone()).unwrap();
-        assert!(world.rxe.plug(mac(1), config).is_err());
+        let _station = plug_in(&world.rxe, 1, config.clone());
+        assert!(world.rxe.station(mac(1)).plug(config).is_err());
         assert_eq!(world.node(1).hca.port().active_mtu, path);
         assert_eq!(world.node(3).hca.port().active_mtu, Mtu::M4096);
     }
 }
 
 /// A world whose node 1 has a network with an MTU of 1500 bytes.
-fn narrow() -> (World, pvrdma_rxe::Uplink, memory::MemoryLink) {
+fn narrow() -> (World, pvrdma_rxe::RxeStation, memory::MemoryLink) {
     let world = World::new();
     let (ours, theirs) = memory::pair(100).unwrap();
     let config = PortConfig::new(Arc::new(ours), 1500);
-    let uplink = world.rxe.plug(mac(1), config).unwrap();
-    (world, uplink, theirs)
+    let station = plug_in(&world.rxe, 1, config);
+    (world, station, theirs)
 }
 
 /// Packets of 4096 bytes would all be lost, so the path MTU is refused before the guest sends.
 #[test]
 fn a_path_mtu_above_that_of_the_port_is_refused() {
     use QpAttrMask as M;
-    let (world, _uplink, _cable) = narrow();
+    let (world, _station, _cable) = narrow();
     let (a, b) = (world.node(1), world.node(3));
     let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     for (end, peer, mtu, fits) in [(&left, &right, Mtu::M2048, false), (&right, &left, Mtu::M4096, true)] {
@@ -118,7 +119,7 @@ fn a_path_mtu_above_that_of_the_port_is_refused() {
 /// The size limit of a datagram does not depend on the location of its receiver.
 #[test]
 fn datagrams_have_one_limit() {
-    let (world, _uplink, _cable) = narrow();
+    let (world, _station, _cable) = narrow();
     let (a, b) = (world.node(1), world.node(3));
     let (left, right) = (a.qp(QpType::Ud), b.qp(QpType::Ud));
     left.start_datagrams(0x1234);
@@ -138,4 +139,32 @@ fn datagrams_have_one_limit() {
             }
         }
     }
+}
+
+/// An adapter holds its port for longer than the station. The address is free at once nevertheless.
+#[test]
+fn a_station_that_ends_leaves_the_switch() {
+    let world = World::new();
+    let switch = Switch::without_thread(None, 1500, Arc::clone(&world.clock) as _).unwrap();
+    let port = || switch.port(mac(1), UnknownUnicast::Drop);
+    let station = world.rxe.station(mac(1));
+    station.plug(PortConfig::new(port().unwrap(), 1500)).unwrap();
+    let _node = Node::new(&world.rxe, 1);
+    assert!(port().is_err());
+    drop(station);
+    assert!(port().is_ok());
+}
+
+#[test]
+fn handles_of_one_address_are_one_station() {
+    let world = World::new();
+    let (ours, _theirs) = memory::pair(1).unwrap();
+    let [one, other] = [(); 2].map(|()| world.rxe.station(mac(1)));
+    one.plug(PortConfig::new(Arc::new(ours), 1500)).unwrap();
+    one.set_share(ShareConfig::default().with_weight(7));
+    drop(one);
+    assert_eq!(other.share().weight, 7);
+    assert!(!other.port_counters().is_empty());
+    other.unplug();
+    assert!(other.port_counters().is_empty());
 }

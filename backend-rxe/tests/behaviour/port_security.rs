@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use pvrdma_link::memory::{self, MemoryLink};
-use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Uplink, VlanMode};
+use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, RxeStation, VlanMode};
 use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, link_local};
 use pvrdma_verbs_types::QpType;
 
@@ -16,16 +16,16 @@ struct Card {
     network: MemoryLink,
     guest: MemoryLink,
     node: Node,
-    _uplink: Uplink,
+    _station: RxeStation,
 }
 
 fn card(vlan: VlanMode, rules: PortRules) -> Card {
     let world = World::with(|config| config.vlan = vlan);
     let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
     let config = PortConfig::new(Arc::new(uplink), 1500).with_nic(Some(Arc::new(nic))).with_rules(rules);
-    let uplink = world.rxe.plug(mac(1), config).unwrap();
+    let station = plug_in(&world.rxe, 1, config);
     let node = world.node(1);
-    Card { world, network, guest, node, _uplink: uplink }
+    Card { world, network, guest, node, _station: station }
 }
 
 /// The rules that the daemon derives from `address=10.0.0.5,address=fd00::5`.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use pvrdma_link::{Clock, Frames, Link, LinkInspect, ManualClock, Readiness, fault::Faults, memory};
 use pvrdma_rxe::{PortRules, Rxe, RxeConfig, ShareConfig};
 use pvrdma_verbs::QueuePair;
@@ -239,8 +240,9 @@ fn a_device_beside_500_busy_qps_has_half() {
 #[test]
 fn weights_share_the_workers() {
     let world = fine();
-    let share = |number, weight| world.rxe.share(mac(number), ShareConfig::default().with_weight(weight));
-    let _shares = [share(1, 10), share(3, 30)];
+    for (number, weight) in [(1, 10), (3, 30)] {
+        world.station(number).set_share(ShareConfig::default().with_weight(weight));
+    }
     let light = Busy::new(&world, 1, 20, 100, 64 * KIB);
     let heavy = Busy::new(&world, 3, 2, 1000, 64 * KIB);
     light.ring();
@@ -286,13 +288,14 @@ fn rate(world: &World, time: Duration, moved: impl Fn() -> u64) -> f64 {
 fn a_device_keeps_to_its_rate() {
     let world = World::new();
     let config = ShareConfig::default().with_max_rate(Some(100_000_000)).with_burst(Some(100_000));
-    let share = world.rxe.share(mac(1), config);
+    let station = world.station(1);
+    station.set_share(config);
     let device = Busy::new(&world, 1, 20, 2000, 4 * KIB);
     device.ring();
     assert!(device.moved() <= 108 * KIB, "a burst: {}", device.moved());
     let rate = rate(&world, 1000 * MS, || device.moved());
     assert!(close(rate, 100e6, 5e6), "{rate}");
-    assert!(share.usage().throttled > 100);
+    assert!(station.share_usage().throttled > 100);
     // No other device is slowed down by that.
     let other = Busy::new(&world, 3, 1, 100, 64 * KIB);
     other.ring();
@@ -332,7 +335,7 @@ fn a_device_keeps_to_its_rate_on_the_wire() {
 fn a_queue_pair_keeps_to_its_rate() {
     let world = World::new();
     let config = ShareConfig::default().with_qp_max_rate(Some(10_000_000));
-    let _share = world.rxe.share(mac(1), config);
+    world.station(1).set_share(config);
     let device = Busy::new(&world, 1, 3, 5000, 4 * KIB);
     device.ring();
     pass(&world, 100 * MS);
@@ -345,23 +348,23 @@ fn a_queue_pair_keeps_to_its_rate() {
 #[test]
 fn rates_change_while_a_device_moves_bytes() {
     let world = World::new();
-    let share = world.rxe.share(mac(1), ShareConfig::default());
+    let station = world.station(1);
     let slow = ShareConfig::default().with_max_rate(Some(100_000)).with_burst(Some(100_000));
-    world.rxe.set_share(&share, slow);
-    assert_eq!(share.config(), slow);
+    station.set_share(slow);
+    assert_eq!(station.share(), slow);
     let device = Busy::new(&world, 1, 20, 5000, 4 * KIB);
     device.ring();
     assert!(device.moved() <= 108 * KIB, "a burst: {}", device.moved());
     let fast = slow.with_max_rate(Some(100_000_000)).with_burst(Some(100_000));
-    world.rxe.set_share(&share, fast);
+    station.set_share(fast);
     let moves = rate(&world, 200 * MS, || device.moved());
     assert!(close(moves, 100e6, 5e6), "{moves}");
     // The rate of queue pairs also applies to existing ones.
-    world.rxe.set_share(&share, fast.with_max_rate(None).with_burst(None).with_qp_max_rate(Some(1_000_000)));
+    station.set_share(fast.with_max_rate(None).with_burst(None).with_qp_max_rate(Some(1_000_000)));
     pass(&world, 100 * MS);
     let moves = rate(&world, 1000 * MS, || device.moved());
     assert!(close(moves, 20e6, 1e6), "{moves}");
-    world.rxe.set_share(&share, ShareConfig::default());
+    station.set_share(ShareConfig::default());
     pass(&world, 100 * MS);
     world.run();
     assert_eq!(device.moved(), 20 * 5000 * 4 * KIB);
@@ -371,11 +374,10 @@ fn rates_change_while_a_device_moves_bytes() {
 #[test]
 fn weights_change() {
     let world = fine();
-    let shares = [1, 3].map(|number| world.rxe.share(mac(number), ShareConfig::default()));
     let [left, right] = [1, 3].map(|number| Busy::new(&world, number, 4, 1000, 64 * KIB));
     left.ring();
     right.ring();
-    world.rxe.set_share(&shares[0], ShareConfig::default().with_weight(300));
+    world.station(1).set_share(ShareConfig::default().with_weight(300));
     let start = [left.moved(), right.moved()];
     let moved = || [left.moved() - start[0], right.moved() - start[1]];
     while moved().iter().sum::<u64>() < 100 * MIB {
@@ -390,7 +392,7 @@ fn weights_change() {
 fn a_promised_rate_comes_first() {
     let world = fine();
     let small = ShareConfig::default().with_weight(1).with_min_rate(Some(300_000_000));
-    let _shares = [world.rxe.share(mac(1), small), world.rxe.share(mac(3), ShareConfig::default())];
+    world.station(1).set_share(small);
     let promised = Busy::new(&world, 1, 4, 1000, 64 * KIB);
     let other = Busy::new(&world, 3, 4, 1000, 64 * KIB);
     promised.ring();
@@ -453,14 +455,14 @@ fn on_one_uplink(shares: [ShareConfig; 2]) -> (World, Arc<AtomicUsize>) {
     let near = Rxe::new(config.clone()).unwrap();
     let far = Rxe::new(config.with_one_uplink(false)).unwrap();
     let room = Arc::new(AtomicUsize::new(0));
-    let (mut uplinks, mut given) = (Vec::new(), Vec::new());
+    let mut stations = Vec::new();
     for (share, number) in shares.into_iter().zip([1, 3]) {
-        given.push(near.share(mac(number), share));
         let (inner, theirs) = memory::pair(100_000).unwrap();
-        uplinks.push(plug(&near, number, SlowEnd { inner, room: Arc::clone(&room) }, PortRules::default()));
-        uplinks.push(plug(&far, number + 1, theirs, PortRules::default()));
+        let station = plug(&near, number, SlowEnd { inner, room: Arc::clone(&room) }, PortRules::default());
+        station.set_share(share);
+        stations.extend([station, plug(&far, number + 1, theirs, PortRules::default())]);
     }
-    (World { rxe: near, clock, far: Some(far), _uplinks: uplinks, _shares: given }, room)
+    (World { rxe: near, clock, far: Some(far), stations: Mutex::new(stations) }, room)
 }
 
 /// Returns the part of the uplink that device 1 gets beside device 3, in percent. `connections` of each device; with

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pvrdma_link::memory::{self, MemoryLink};
-use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Uplink, VlanMode};
+use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, RxeStation, VlanMode};
 use pvrdma_verbs::link_local;
 
 use crate::world::*;
@@ -14,7 +14,7 @@ struct Card {
     network: MemoryLink,
     guest: MemoryLink,
     node: Node,
-    _uplink: Uplink,
+    _station: RxeStation,
 }
 
 impl Card {
@@ -23,9 +23,9 @@ impl Card {
         let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
         let rules = PortRules::default().with_forged(forged);
         let config = PortConfig::new(Arc::new(uplink), 1500).with_nic(Some(Arc::new(nic))).with_rules(rules);
-        let uplink = world.rxe.plug(mac(1), config).unwrap();
+        let station = plug_in(&world.rxe, 1, config);
         let node = world.node(1);
-        Self { world, network, guest, node, _uplink: uplink }
+        Self { world, network, guest, node, _station: station }
     }
 
     /// Returns `true` if a frame of the network function leaves.

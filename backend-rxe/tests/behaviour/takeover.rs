@@ -130,7 +130,7 @@ fn read_request(remote: pvrdma_verbs_types::RemoteAddress, length: u32) -> Vec<u
 /// another host by then.
 #[test]
 fn responses_end_with_their_address() {
-    let (world, node, cable, _uplink) = exposed(32);
+    let (world, node, cable, _station) = exposed(32);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);
     let memory = node.buffer(1 << 20);
@@ -153,7 +153,7 @@ fn responses_end_with_their_address() {
 /// When the address is back, a repeated request of the peer is answered.
 #[test]
 fn an_address_that_comes_back_answers_again() {
-    let (world, node, cable, _uplink) = exposed(32);
+    let (world, node, cable, _station) = exposed(32);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);
     let memory = node.buffer(1 << 16);
@@ -179,7 +179,7 @@ fn an_address_that_comes_back_answers_again() {
 #[test]
 fn an_address_vector_that_turns_local_leaves_the_old_peer() {
     use QpAttrMask as M;
-    let (world, node, cable, _uplink) = exposed(100);
+    let (world, node, cable, _station) = exposed(100);
     let local = world.node(3);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);

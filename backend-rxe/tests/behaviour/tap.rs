@@ -109,6 +109,6 @@ pub(crate) fn tapped_with(
         .zip(rules)
         .zip(1..)
         .map(|(((rxe, tap), rules), number)| plug(rxe, number, Arc::clone(tap), rules));
-    let _uplinks = uplinks.collect();
-    (World { rxe: near, clock, far: Some(far), _uplinks, _shares: Vec::new() }, taps)
+    let stations = Mutex::new(uplinks.collect());
+    (World { rxe: near, clock, far: Some(far), stations }, taps)
 }

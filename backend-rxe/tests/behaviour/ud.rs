@@ -218,7 +218,7 @@ fn datagrams_to_groups() {
         send(UdDestination { qpn, qkey: QKEY, dgid, sgid_index, dmac, hop_limit: 1, ..UdDestination::default() })
     };
     let (macs, lines) = ([MacAddr([1, 0, 0x5e, 1, 2, 3]), MacAddr([0x33, 0x33, 0, 0, 0, 7])], LogLines::watch());
-    let (world, node, cable, _uplink) = exposed(10);
+    let (world, node, cable, _station) = exposed(10);
     node.hca.bind_gid(1, own, GidType::RoceV2).unwrap();
     let end = node.qp(QpType::Ud);
     end.start_datagrams(QKEY);

@@ -267,10 +267,10 @@ fn two_engines_over_a_socket() {
     let engine = |number: u8, socket| {
         let rxe = Rxe::new(RxeConfig::default().with_workers(1)).unwrap();
         let uplink: Arc<dyn Link> = Arc::new(unix::StreamLink::over(socket));
-        let uplink = rxe.plug(mac(number), PortConfig::new(uplink, 9000)).unwrap();
-        let world = World { rxe, clock: Default::default(), far: None, _uplinks: Vec::new(), _shares: Vec::new() };
+        let station = plug_in(&rxe, number, PortConfig::new(uplink, 9000));
+        let world = World { rxe, clock: Default::default(), far: None, stations: Default::default() };
         let node = world.node(number);
-        (world, node, uplink)
+        (world, node, station)
     };
     let (_first, a, _up) = engine(1, one);
     let (_second, b, _down) = engine(2, other);

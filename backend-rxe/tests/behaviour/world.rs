@@ -4,13 +4,14 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_link::{
     Clock, Frames, Link, ManualClock,
     fault::{FaultLink, Faults},
     memory::{self, MemoryLink},
 };
-use pvrdma_rxe::{DeviceShare, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, ShareConfig, Uplink};
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeStation, ShareConfig};
 use pvrdma_verbs::Rules;
 use pvrdma_verbs_types::{QpAttrs, QpType};
 
@@ -46,9 +47,15 @@ pub(crate) fn on_the_wire(faults: Faults, seed: u64, test: impl FnOnce()) {
 }
 
 /// Connects the device with this number to a network.
-pub(crate) fn plug(rxe: &Rxe, number: u8, uplink: impl Link + 'static, rules: PortRules) -> Uplink {
-    let config = PortConfig::new(Arc::new(uplink), CABLE_MTU).with_rules(rules);
-    rxe.plug(mac(number), config).unwrap()
+pub(crate) fn plug(rxe: &Rxe, number: u8, uplink: impl Link + 'static, rules: PortRules) -> RxeStation {
+    plug_in(rxe, number, PortConfig::new(Arc::new(uplink), CABLE_MTU).with_rules(rules))
+}
+
+/// As [`plug`], with this configuration of the port.
+pub(crate) fn plug_in(rxe: &Rxe, number: u8, config: PortConfig) -> RxeStation {
+    let station = rxe.station(mac(number));
+    station.plug(config).unwrap();
+    station
 }
 
 /// Backends with a clock that tests advance.
@@ -57,10 +64,8 @@ pub(crate) struct World {
     pub(crate) clock: Arc<ManualClock>,
     /// The other end of the cable, if there is one.
     pub(crate) far: Option<Rxe>,
-    /// Keep the cable plugged in.
-    pub(crate) _uplinks: Vec<Uplink>,
-    /// Keep the devices' shares alive.
-    pub(crate) _shares: Vec<DeviceShare>,
+    /// Keep the stations of all devices.
+    pub(crate) stations: Mutex<Vec<RxeStation>>,
 }
 
 impl World {
@@ -84,23 +89,24 @@ impl World {
         let mut config = RxeConfig::default().with_workers(0).with_clock(Arc::clone(&clock) as Arc<dyn Clock>);
         change(&mut config);
         let rxe = Rxe::new(config.clone()).unwrap();
-        let give = |rxe: &Rxe| shares.iter().map(|&(number, share)| rxe.share(mac(number), share)).collect();
-        let mut shares: Vec<_> = give(&rxe);
+        let give = |rxe: &Rxe| -> Vec<_> {
+            let stations = shares.iter().map(|&(number, share)| (rxe.station(mac(number)), share));
+            stations.inspect(|(station, share)| station.set_share(*share)).map(|(station, _)| station).collect()
+        };
+        let mut stations = give(&rxe);
         let Some((faults, seed)) = CABLE.get() else {
-            return Self { rxe, clock, far: None, _uplinks: Vec::new(), _shares: shares };
+            return Self { rxe, clock, far: None, stations: Mutex::new(stations) };
         };
         // With two of three seeds, one end has several receive queues.
         let port_threads = if seed.is_multiple_of(3) { 1 } else { 3 };
         let far = Rxe::new(config.with_port_threads(port_threads)).unwrap();
-        shares.extend(give(&far));
+        stations.extend(give(&far));
         let (near_end, far_end) = memory::pair(100_000).unwrap();
         // With every second seed the two ends negotiate features beyond RoCE.
         let rules = || PortRules::default().with_negotiate(seed.is_multiple_of(2));
-        let uplinks = vec![
-            plug(&rxe, 1, FaultLink::new(near_end, faults, seed * 2), rules()),
-            plug(&far, 2, FaultLink::new(far_end, faults, seed * 2 + 1), rules()),
-        ];
-        Self { rxe, clock, far: Some(far), _uplinks: uplinks, _shares: shares }
+        stations.push(plug(&rxe, 1, FaultLink::new(near_end, faults, seed * 2), rules()));
+        stations.push(plug(&far, 2, FaultLink::new(far_end, faults, seed * 2 + 1), rules()));
+        Self { rxe, clock, far: Some(far), stations: Mutex::new(stations) }
     }
 
     /// Returns both backends, or the only one.
@@ -112,25 +118,38 @@ impl World {
         self.far.as_ref().filter(|_| number.is_multiple_of(2)).unwrap_or(&self.rxe)
     }
 
+    /// Returns the station of a device, which stays for as long as this world.
+    pub(crate) fn station(&self, number: u8) -> RxeStation {
+        let station = self.backend(number).station(mac(number));
+        self.stations.lock().push(station.clone());
+        station
+    }
+
+    /// Returns the backend of a device, which has a station there from now on.
+    fn place(&self, number: u8) -> &Rxe {
+        self.station(number);
+        self.backend(number)
+    }
+
     pub(crate) fn node(&self, number: u8) -> Node {
-        self.driven(Node::with_memory(self.backend(number), number, MEMORY))
+        self.driven(Node::with_memory(self.place(number), number, MEMORY))
     }
 
     /// Returns a device with these rules, which has no GID yet.
     pub(crate) fn ruled(&self, number: u8, rules: Rules) -> Node {
-        self.driven(Node::with_rules(self.backend(number), number, MEMORY, rules))
+        self.driven(Node::with_rules(self.place(number), number, MEMORY, rules))
     }
 
     /// Returns a device on the memory of another, in a part of its own.
     pub(crate) fn node_beside(&self, other: &Node, number: u8) -> Node {
         let pages = other.pages(64);
         let buffers = pages[pages.len() - 1]..pages[0];
-        self.driven(Node::on(self.backend(number), number, Arc::clone(&other.memory), buffers))
+        self.driven(Node::on(self.place(number), number, Arc::clone(&other.memory), buffers))
     }
 
     /// Returns a device on memory of which it registers the part that the test chooses.
     pub(crate) fn node_on(&self, number: u8, memory: Arc<DmaSpace>) -> Node {
-        self.driven(Node::on(self.backend(number), number, memory, 0..0))
+        self.driven(Node::on(self.place(number), number, memory, 0..0))
     }
 
     /// Sets the callback that drives the backends. Local delivery is complete when a doorbell returns and needs none;
@@ -209,17 +228,17 @@ impl Pair {
 }
 
 /// Returns a device on a cable whose other end is the test.
-pub(crate) fn exposed(capacity: usize) -> (World, Node, MemoryLink, Uplink) {
+pub(crate) fn exposed(capacity: usize) -> (World, Node, MemoryLink, RxeStation) {
     let world = World::new();
     let (ours, theirs) = memory::pair(capacity).unwrap();
-    let uplink = plug(&world.rxe, 1, ours, PortRules::default());
+    let station = plug(&world.rxe, 1, ours, PortRules::default());
     let node = world.node(1);
-    (world, node, theirs, uplink)
+    (world, node, theirs, station)
 }
 
 /// Returns a frame that a correct peer sends to QP 0x100 of node 1.
 pub(crate) fn request() -> Vec<u8> {
-    let (world, far, cable, _uplink) = exposed(10);
+    let (world, far, cable, _station) = exposed(10);
     pvrdma_verbs::Hca::bind_gid(&far.hca, 0, gid(2), pvrdma_verbs_types::GidType::RoceV2).unwrap();
     let end = far.qp(QpType::Rc);
     end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(1), mac(1)));

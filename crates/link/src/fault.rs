@@ -432,6 +432,10 @@ impl<L: Link> Link for FaultLink<L> {
     fn counters(&self) -> Vec<Counter> {
         self.inner.counters()
     }
+
+    fn detach(&self) {
+        self.inner.detach();
+    }
 }
 
 #[cfg(test)]

@@ -117,6 +117,10 @@ pub trait Link: Send + Sync + fmt::Debug {
     fn counters(&self) -> Vec<Counter> {
         Vec::new()
     }
+
+    /// Ends the use of the link, although other threads may hold it for longer: a port of a switch leaves the switch,
+    /// and its address is free.
+    fn detach(&self) {}
 }
 
 impl<L: Link + ?Sized> Link for Arc<L> {
@@ -178,5 +182,10 @@ impl<L: Link + ?Sized> Link for Arc<L> {
     #[inline]
     fn counters(&self) -> Vec<Counter> {
         (**self).counters()
+    }
+
+    #[inline]
+    fn detach(&self) {
+        (**self).detach();
     }
 }

@@ -40,8 +40,8 @@
 //! use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 //! use pvrdma_pci_slot::kvm::KvmInterrupts;
 //! use pvrdma_pci_slot::{BarMap, ConfigPorts, HostBridge, PciBus, Slot};
-//! use pvrdma_rxe::{PortConfig, PortRules, Rxe, Uplink};
 //! use pvrdma_packet::MacAddr;
+//! use pvrdma_rxe::{PortConfig, Rxe, RxeStation};
 //! use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
 //! use vm_allocator::{AddressAllocator, AllocPolicy};
 //! use vm_device::bus::{MmioAddress, MmioRange};
@@ -61,8 +61,8 @@
 //!     io: &mut IoManager,
 //!     events: &mut EventManager<Box<dyn MutEventSubscriber>>,
 //!     (backend, switch): (&Rxe, &Switch),
-//! ) -> Result<Uplink, Box<dyn Error>> {
-//!     let slot = Slot::builder(0x10);
+//! ) -> Result<RxeStation, Box<dyn Error>> {
+//!     let (slot, station) = (Slot::builder(0x10), backend.station(mac));
 //!
 //!     // Function 0: the network function, a link between the guest and the port of its RDMA device.
 //!     let space = DmaSpace::from_guest_memory(memory, PinPolicy::Off)?;
@@ -70,12 +70,12 @@
 //!     let nic = Arc::new(NicLink::with_device(config, space, slot.interrupts(0))?);
 //!     let uplink = switch.port(mac, UnknownUnicast::Drop)?;
 //!     let port = PortConfig::new(uplink, 1500).with_nic(Some(nic.clone()));
-//!     let plugged = backend.plug(mac, port)?;
+//!     station.plug(port)?;
 //!
 //!     // Function 1: the RDMA device.
 //!     let space = DmaSpace::from_guest_memory(memory, PinPolicy::All)?;
 //!     space.finish_pinning()?;
-//!     let rdma = PvrdmaDevice::new(DeviceConfig::new(name, mac), space, slot.interrupts(1), backend)?;
+//!     let rdma = PvrdmaDevice::new(DeviceConfig::new(name), space, slot.interrupts(1), &station)?;
 //!     let slot = slot.with(0, nic.device().clone()).with(1, rdma).build()?;
 //!
 //!     // Interrupts by irqfd, doorbells by ioeventfd, and the thread of `events` does the work.
@@ -89,7 +89,7 @@
 //!     io.register_pio(ConfigPorts::range(), Arc::new(ConfigPorts::new(bus.clone())))?;
 //!     io.register_mmio(MmioRange::new(MmioAddress(HOLE), HOLE_SIZE)?, Arc::new(BarMap::new(bus)))?;
 //!     // Dropping it takes the cable out.
-//!     Ok(plugged)
+//!     Ok(station)
 //! }
 //! ```
 //!

@@ -43,9 +43,9 @@ fn pair() -> Pair {
     let (net, port) = Guest::recording();
     let (memory, irqs) = (GuestMemory::new(64 << 20), Irqs::new());
     let builder = Slot::builder(SLOT);
-    let config = TestDevice::<Rxe>::config(1);
+    let (config, station) = (TestDevice::<Rxe>::config(1), backend.station(TestDevice::<Rxe>::mac(1)));
     let rdma =
-        pvrdma_dev::PvrdmaDevice::new(config, Arc::clone(memory.space()), builder.interrupts(RDMA), &backend).unwrap();
+        pvrdma_dev::PvrdmaDevice::new(config, Arc::clone(memory.space()), builder.interrupts(RDMA), &station).unwrap();
     let slot = builder.with(NET, net.device.clone()).with(RDMA, rdma).build().unwrap();
     slot.connect(|| Ok(Line::to(&irqs))).unwrap();
     let bus = PciBus::new([HostBridge::slot().unwrap(), Arc::clone(&slot)]).unwrap();

@@ -15,13 +15,11 @@ use crate::progress::SendProgress;
 use crate::queue::{CompletionSink, EventSink, RecvSource, SendSource};
 use crate::rules::Rules;
 
-/// Context that a device passes to a backend to get an adapter.
+/// Context that a device passes to its station to get an adapter.
 #[derive(Clone)]
 pub struct DeviceContext {
     /// Name of the device in logs and configuration.
     pub name: String,
-    /// MAC address of the device, shared with the paired network function.
-    pub mac: MacAddr,
     /// Encapsulation of its GIDs.
     pub roce: GidType,
     /// Memory of its guest.
@@ -41,16 +39,34 @@ pub struct DeviceContext {
 
 impl std::fmt::Debug for DeviceContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeviceContext").field("name", &self.name).field("mac", &self.mac).finish_non_exhaustive()
+        f.debug_struct("DeviceContext").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
-/// Factory of adapters, one for each device.
+/// Backend of a process, at which each device has a station.
 pub trait Backend: Send + Sync {
     /// Type of the adapters.
     type Hca: Hca;
+    /// Type of the stations.
+    type Station: Station<Hca = Self::Hca>;
 
-    /// Creates an adapter for one device.
+    /// Returns the station of the device with this MAC address, which the paired network function shares.
+    ///
+    /// # Errors
+    /// The backend cannot serve another device.
+    fn station(&self, mac: MacAddr) -> Result<Self::Station, VerbsError>;
+}
+
+/// Place of one device at a backend: everything about the device that does not depend on its guest. The device has the
+/// MAC address of its station.
+pub trait Station: Send + Sync {
+    /// Type of the adapter.
+    type Hca: Hca;
+
+    /// Returns the MAC address.
+    fn mac(&self) -> MacAddr;
+
+    /// Creates the adapter of the device.
     ///
     /// # Errors
     /// The backend cannot serve another device.

@@ -34,10 +34,10 @@
 //! A function that works with the adapters of any backend:
 //!
 //! ```
-//! use pvrdma_verbs::{Backend, DeviceContext, Hca, VerbsError};
+//! use pvrdma_verbs::{DeviceContext, Hca, Station, VerbsError};
 //!
-//! fn paths<B: Backend>(backend: &B, device: DeviceContext) -> Result<String, VerbsError> {
-//!     let adapter = backend.attach(device)?;
+//! fn paths<S: Station>(station: &S, device: DeviceContext) -> Result<String, VerbsError> {
+//!     let adapter = station.attach(device)?;
 //!     let limits = adapter.limits();
 //!     Ok(format!("{} queue pairs of {} requests", limits.max_qp, limits.max_qp_wr))
 //! }
@@ -59,7 +59,7 @@ pub mod testing;
 pub use error::{CqOverrun, IndexError, QueueError, VerbsError};
 pub use hca::{
     Backend, CompletionQueue, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, Object, PortAttributes,
-    QpInit, QueuePair, SharedReceiveQueue, SrqInit,
+    QpInit, QueuePair, SharedReceiveQueue, SrqInit, Station,
 };
 pub use network::Network;
 pub use pause::PauseHca;

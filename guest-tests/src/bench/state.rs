@@ -49,7 +49,7 @@ struct Machine {
 
 impl Machine {
     fn new(backend: &Rxe, host: u8, memory: usize) -> Result<Self> {
-        let test = TestDevice::new(backend, TestDevice::<Rxe>::config(host), GuestMemory::new(memory));
+        let test = TestDevice::of_host(host, backend, TestDevice::<Rxe>::config(host), GuestMemory::new(memory));
         let driver = Driver::probe(test.function(), &test.memory, &test.irqs)?;
         driver.bind_gid(0, gid(host))?;
         let pd = driver.create_pd(None)?;

@@ -22,7 +22,7 @@ const ROUNDS: u64 = 200;
 const PSN: u32 = 0x12_3456;
 
 /// Plays the client against a server of this machine that was started with `-s 3000 -n 200`.
-pub(super) fn client<B: Backend + 'static>(backend: &B, port: u16) -> Result<()> {
+pub(super) fn client<B: Backend<Hca: 'static>>(backend: &B, port: u16) -> Result<()> {
     let mut side = Side::new(backend, 1, &SideOptions::new(1 << 16, Placement::Scattered))?;
     let mut stream = TcpStream::connect(("127.0.0.1", port)).context("ibv_rc_pingpong does not listen")?;
     let ours: String = gid(1).0.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -8,7 +8,6 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use pvrdma_dev::testing::{Driver, GuestMemory, TestDevice};
 use pvrdma_link::{Clock, Link, ManualClock, memory};
-use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::PciFunction;
 use pvrdma_rxe::{PortConfig, Rxe, RxeConfig};
 use pvrdma_saved_state::{
@@ -70,11 +69,11 @@ fuzz_target!(|input: (State, bool, bool)| {
     let clock = Arc::new(ManualClock::default());
     let config = RxeConfig::default().with_workers(0).with_clock(Arc::clone(&clock) as Arc<dyn Clock>);
     let rxe = Rxe::new(config).unwrap();
-    let _uplink = wire.then(|| {
+    let station = rxe.station(TestDevice::<Rxe>::mac(1));
+    if wire {
         let uplink: Arc<dyn Link> = Arc::new(memory::pair(64).unwrap().0);
-        let config = PortConfig::new(uplink, 4500);
-        rxe.plug(MacAddr([0x52, 0x54, 0, 0, 0, 1]), config).unwrap()
-    });
+        station.plug(PortConfig::new(uplink, 4500)).unwrap();
+    }
     let memory = GuestMemory::new(16 << 20);
     let test = TestDevice::new(&rxe, TestDevice::<Rxe>::config(1), Arc::clone(&memory));
     // An uplink keeps memory, too.

@@ -12,7 +12,7 @@ use pvrdma_dev::{
 use pvrdma_link::{Clock, ManualClock};
 use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::PciFunction;
-use pvrdma_rxe::{Rxe, RxeConfig, VlanMode};
+use pvrdma_rxe::{Rxe, RxeConfig, RxeHca, VlanMode};
 pub use pvrdma_verbs::testing::gid;
 
 /// Maximum number of queue pair runs that one step may cause. The rings hold far less work.
@@ -67,11 +67,11 @@ impl World {
             .with_verbs(Limits::default().verbs.with_max_cqe(64).with_max_qp_wr(64))
             .with_max_uar(8)
             .with_max_srq_wr(64);
-        let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);
+        let station = self.rxe.station(MacAddr([0x52, 0x54, 0, 0, 0, host]));
         // Tests both ways of arming.
         let posted_doorbells = host.is_multiple_of(2);
-        let config = DeviceConfig::new("fuzz", mac).with_limits(limits).with_posted_doorbells(posted_doorbells);
-        let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &self.rxe).unwrap();
+        let config = DeviceConfig::new("fuzz").with_limits(limits).with_posted_doorbells(posted_doorbells);
+        let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &station).unwrap();
         Guest { memory, irqs, device }
     }
 }
@@ -83,7 +83,7 @@ pub struct Guest {
     /// Interrupts so far.
     pub irqs: Arc<Irqs>,
     /// The function.
-    pub device: Arc<PvrdmaDevice<Rxe>>,
+    pub device: Arc<PvrdmaDevice<RxeHca>>,
 }
 
 impl Guest {

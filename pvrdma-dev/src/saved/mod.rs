@@ -31,7 +31,7 @@ use std::sync::atomic::Ordering;
 use pvrdma_guest_memory::{Direction, DmaError};
 use pvrdma_pages::PageList;
 use pvrdma_pci_function::{Migratable, StateError};
-use pvrdma_verbs::{Backend, PauseHca, SaveHca};
+use pvrdma_verbs::SaveHca;
 
 use crate::abi::cmd::{REQUEST_SIZE, RESPONSE_SIZE};
 use crate::control::{Connections, Control, Restored, State};
@@ -42,10 +42,7 @@ use crate::page_dir::check_mapped;
 
 pub use error::{RestoreError, SaveError};
 
-impl<B: Backend> PvrdmaDevice<B>
-where
-    B::Hca: SaveHca,
-{
+impl<H: SaveHca> PvrdmaDevice<H> {
     /// Writes the state of the device, which must be paused, and stays so.
     ///
     /// # Errors
@@ -165,10 +162,7 @@ where
     }
 }
 
-impl<B: Backend> Migratable for PvrdmaDevice<B>
-where
-    B::Hca: SaveHca,
-{
+impl<H: SaveHca> Migratable for PvrdmaDevice<H> {
     fn pause(&self) {
         Self::pause(self);
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use pvrdma_guest_memory::{Charge, Kept};
 use pvrdma_pages::{PageList, PageListBuilder};
 use pvrdma_saved_state::{DeviceKind, RawRecord, Reader, Record, pvrdma as saved};
-use pvrdma_verbs::{Backend, SaveHca};
+use pvrdma_verbs::SaveHca;
 
 use super::convert;
 use super::error::RestoreError;
@@ -33,21 +33,18 @@ const TABLES: usize = 6;
 const PORT: u32 = 1;
 
 /// Reads a state into a device in power-on state, whose adapter is paused. After an error, the device must be reset.
-pub(super) fn device<B: Backend>(
-    device: &PvrdmaDevice<B>,
+pub(super) fn device<H: SaveHca>(
+    device: &PvrdmaDevice<H>,
     control: &mut Control,
     from: &mut dyn Read,
     connections: Connections,
-) -> Result<(), RestoreError>
-where
-    B::Hca: SaveHca,
-{
+) -> Result<(), RestoreError> {
     let core = device.core();
     let mut reader = Reader::new(from, core.budget.limit())?;
     if reader.header().device != DeviceKind::Pvrdma {
         return Err(RestoreError::Differs("kind"));
     }
-    if reader.header().mac != core.config.mac.0 {
+    if reader.header().mac != core.mac.0 {
         return Err(RestoreError::Differs("MAC address"));
     }
     let moves = reader.header().live && is_recent(reader.header().time);
@@ -91,14 +88,11 @@ fn is_recent(millis: u64) -> bool {
 
 /// Restores registers, configuration space and the limits in force. Returns the session, its active state, and the
 /// interrupts.
-fn restore_registers<B: Backend>(
-    device: &PvrdmaDevice<B>,
+fn restore_registers<H: SaveHca>(
+    device: &PvrdmaDevice<H>,
     control: &mut Control,
     message: saved::Device,
-) -> Result<(Option<(Session, bool)>, SavedInterrupts), RestoreError>
-where
-    B::Hca: SaveHca,
-{
+) -> Result<(Option<(Session, bool)>, SavedInterrupts), RestoreError> {
     let core = device.core();
     let saved::Device {
         config_space,
@@ -121,7 +115,7 @@ where
     if convert::number::<saved::Encapsulation>("GID type", roce)? != convert::save_encapsulation(core.config.roce) {
         return Err(RestoreError::Differs("GID type"));
     }
-    if adapter != B::Hca::FORMAT {
+    if adapter != H::FORMAT {
         return Err(RestoreError::Differs("adapter"));
     }
     let limits = limits.ok_or(RestoreError::Misplaced("the list of limits"))?;

@@ -53,13 +53,14 @@ pub(super) fn device<H: SaveHca>(
         paused: _,
         stats: _,
         budget,
+        mac,
         log: _,
     } = core;
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let time = u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX);
     // A VMM that logs written pages copies memory beside a running guest: it moves the VM.
     let live = memory.has_dirty_log();
-    let header = Header { name: config.name.clone(), time, live, ..Header::new(DeviceKind::Pvrdma, config.mac.0) };
+    let header = Header { name: config.name.clone(), time, live, ..Header::new(DeviceKind::Pvrdma, mac.0) };
     let mut writer = Writer::new(to, &header, budget.limit())?;
     let rings = match &control.state {
         State::Reset => None,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use pvrdma_pci_function::{Bar, Deferred, MsixPlace, PciFunction};
-use pvrdma_verbs::Backend;
+use pvrdma_verbs::Hca;
 
 use crate::device::PvrdmaDevice;
 use crate::watcher::{Depth, DoorbellWatcher, MappedDoorbells, Outcome};
@@ -56,19 +56,19 @@ impl DoorbellWatcher for Pages {
 
 impl MappedPages {
     /// Makes the doorbell pages of a device memory.
-    pub fn new<B: Backend + 'static>(device: &Arc<PvrdmaDevice<B>>) -> Arc<Self> {
+    pub fn new<H: Hca + 'static>(device: &Arc<PvrdmaDevice<H>>) -> Arc<Self> {
         let pages = Arc::new(Pages::default());
         assert!(device.set_doorbell_watcher(Arc::<Pages>::clone(&pages)), "the pages have a watcher already");
         Arc::new(Self {
-            function: Arc::<PvrdmaDevice<B>>::clone(device),
-            device: Arc::<PvrdmaDevice<B>>::clone(device),
+            function: Arc::<PvrdmaDevice<H>>::clone(device),
+            device: Arc::<PvrdmaDevice<H>>::clone(device),
             pages,
         })
     }
 
     /// Makes the doorbell pages of a device memory that takes the place of another one's, which any page may have been
     /// present in.
-    pub fn following<B: Backend + 'static>(device: &Arc<PvrdmaDevice<B>>, previous: &Self) -> Arc<Self> {
+    pub fn following<H: Hca + 'static>(device: &Arc<PvrdmaDevice<H>>, previous: &Self) -> Arc<Self> {
         let pages = Self::new(device);
         pages.advance(previous.now());
         if previous.faults() > 0 {

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use pvrdma_base::Counter;
+use pvrdma_packet::MacAddr;
 use pvrdma_verbs::{
     AsyncEvent, Backend, CompletionQueue, CompletionSink, CqOverrun, DeviceContext, Hca, HcaLimits, MemoryRegion,
     MrRequest, MrShape, Object, PauseHca, PortAttributes, QpInit, QueueError, QueuePair, RecvSource, SendSource,
-    SharedReceiveQueue, SrqInit, VerbsError,
+    SharedReceiveQueue, SrqInit, Station, VerbsError,
 };
 use pvrdma_verbs_types::{
     Completion, Gid, GidType, Mtu, PortState, QpAttrMask, QpAttrs, QpState, QpType, Qpn, RecvWr, SendWr, qp_state,
@@ -34,7 +35,14 @@ pub const MOCK_LIMITS: HcaLimits = HcaLimits::NONE
 /// Backend whose adapters the test drives.
 #[derive(Debug, Default)]
 pub struct MockBackend {
-    devices: Mutex<Vec<Arc<MockDevice>>>,
+    devices: Arc<Mutex<Vec<Arc<MockDevice>>>>,
+}
+
+/// A station at a [`MockBackend`].
+#[derive(Debug)]
+pub struct MockStation {
+    devices: Arc<Mutex<Vec<Arc<MockDevice>>>>,
+    mac: MacAddr,
 }
 
 impl MockBackend {
@@ -54,6 +62,19 @@ impl MockBackend {
 
 impl Backend for MockBackend {
     type Hca = MockHca;
+    type Station = MockStation;
+
+    fn station(&self, mac: MacAddr) -> Result<MockStation, VerbsError> {
+        Ok(MockStation { devices: Arc::clone(&self.devices), mac })
+    }
+}
+
+impl Station for MockStation {
+    type Hca = MockHca;
+
+    fn mac(&self) -> MacAddr {
+        self.mac
+    }
 
     fn attach(&self, context: DeviceContext) -> Result<MockHca, VerbsError> {
         let device = Arc::new(MockDevice {

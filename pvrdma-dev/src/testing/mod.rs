@@ -8,7 +8,7 @@
 //! ```text
 //! let memory = GuestMemory::new(64 << 20);
 //! let irqs = Irqs::new();
-//! let device = Arc::new(PvrdmaDevice::new(config, memory.space().clone(), irqs.clone(), &backend)?);
+//! let device = Arc::new(PvrdmaDevice::new(config, memory.space().clone(), irqs.clone(), &station)?);
 //! let driver = Driver::probe(device, &memory, &irqs)?;
 //! driver.bind_gid(0, gid)?;
 //! let context = driver.open()?;
@@ -67,7 +67,7 @@ pub use driver::{AsyncEntry, Driver};
 pub use irq::Irqs;
 pub use mapped::MappedPages;
 pub use memory::{Directory, GuestMemory, MEMORY_BASE, Placement};
-pub use mock_hca::{MOCK_LIMITS, MockBackend, MockCq, MockDevice, MockHca, MockMr, MockQp, MockSrq};
+pub use mock_hca::{MOCK_LIMITS, MockBackend, MockCq, MockDevice, MockHca, MockMr, MockQp, MockSrq, MockStation};
 pub use moving::MovingFunction;
 pub use mr::{FastMr, Mr, access};
 pub use pci::{PciAccess, register};

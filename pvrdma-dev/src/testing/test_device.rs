@@ -21,18 +21,26 @@ pub struct TestDevice<B: Backend> {
     /// The guest's interrupts.
     pub irqs: Arc<Irqs>,
     /// The device.
-    pub device: Arc<PvrdmaDevice<B>>,
+    pub device: Arc<PvrdmaDevice<B::Hca>>,
 }
 
-impl<B: Backend + 'static> TestDevice<B> {
-    /// Creates a device with this configuration and this memory. Its random numbers are the same each time.
+impl<B: Backend<Hca: 'static>> TestDevice<B> {
+    /// Creates the device of host 1 with this configuration and this memory. Its random numbers are the same each time.
     ///
     /// # Panics
     /// The device cannot be created.
     pub fn new(backend: &B, config: DeviceConfig, memory: Arc<GuestMemory>) -> Self {
-        let config = DeviceConfig { random: Random::Seed(0), ..config };
+        Self::of_host(1, backend, config, memory)
+    }
+
+    /// As [`Self::new`], for another host.
+    ///
+    /// # Panics
+    /// The device cannot be created.
+    pub fn of_host(host: u8, backend: &B, config: DeviceConfig, memory: Arc<GuestMemory>) -> Self {
+        let (station, config) = (backend.station(Self::mac(host)).unwrap(), config.with_random(Random::Seed(0)));
         let irqs = Irqs::new();
-        let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), Arc::clone(&irqs) as _, backend).unwrap();
+        let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), Arc::clone(&irqs) as _, &station).unwrap();
         Self { memory, irqs, device }
     }
 
@@ -40,21 +48,26 @@ impl<B: Backend + 'static> TestDevice<B> {
     ///
     /// # Panics
     /// The device cannot be created.
-    pub fn successor<S: Backend + 'static>(
+    pub fn successor<S: Backend<Hca: 'static>>(
         &self,
         backend: &S,
         config: DeviceConfig,
         space: Arc<DmaSpace>,
     ) -> TestDevice<S> {
         let (memory, irqs) = (Arc::clone(&self.memory), Arc::clone(&self.irqs));
-        let config = DeviceConfig { random: Random::Seed(1), ..config };
-        let device = PvrdmaDevice::new(config, space, Arc::clone(&irqs) as _, backend).unwrap();
+        let (station, config) = (backend.station(self.device.mac()).unwrap(), config.with_random(Random::Seed(1)));
+        let device = PvrdmaDevice::new(config, space, Arc::clone(&irqs) as _, &station).unwrap();
         TestDevice { memory, irqs, device }
     }
 
-    /// Returns the configuration of most tests: version 20, RoCE v2, the MAC address 52:54:00:00:00:`host`.
+    /// Returns the MAC address of a host: 52:54:00:00:00:`host`.
+    pub const fn mac(host: u8) -> MacAddr {
+        MacAddr([0x52, 0x54, 0, 0, 0, host])
+    }
+
+    /// Returns the configuration of most tests: version 20, RoCE v2.
     pub fn config(host: u8) -> DeviceConfig {
-        DeviceConfig::new(format!("vm{host}"), MacAddr([0x52, 0x54, 0, 0, 0, host]))
+        DeviceConfig::new(format!("vm{host}"))
     }
 
     /// Returns the configuration for a version of the interface, with an encapsulation that the version supports.

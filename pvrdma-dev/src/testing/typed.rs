@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use super::{CommandError, Driver, GuestMemory, MockBackend, MockDevice, Placement, ProbeOptions, Request, TestDevice};
+use super::{
+    CommandError, Driver, GuestMemory, MockBackend, MockDevice, MockHca, Placement, ProbeOptions, Request, TestDevice,
+};
 use crate::abi::cmd::{self as abi, Opcode};
 use crate::abi::layout::GuestLayout;
 use crate::config::DeviceConfig;
@@ -15,7 +17,7 @@ const HEADER: usize = 16;
 
 /// A device with a mock adapter and a probed driver.
 pub(crate) struct TypedDriver {
-    pub(crate) device: Arc<PvrdmaDevice<MockBackend>>,
+    pub(crate) device: Arc<PvrdmaDevice<MockHca>>,
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) hca: Arc<MockDevice>,
     pub(crate) driver: Driver,

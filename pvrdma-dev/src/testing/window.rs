@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use pvrdma_pci_function::{Bar, Deferred, DoorbellPages, DoorbellWindow, MsixPlace, PciFunction};
-use pvrdma_verbs::Backend;
+use pvrdma_verbs::Hca;
 
 use crate::device::PvrdmaDevice;
 use crate::watcher::MappedDoorbells;
@@ -98,14 +98,14 @@ impl fmt::Debug for WindowPages {
 
 impl WindowPages {
     /// Creates a watcher with this policy for a device.
-    pub fn new<B: Backend + 'static>(device: &Arc<PvrdmaDevice<B>>, policy: WindowPolicy) -> Arc<Self> {
+    pub fn new<H: Hca + 'static>(device: &Arc<PvrdmaDevice<H>>, policy: WindowPolicy) -> Arc<Self> {
         let (memory, now) = (Arc::new(Memory::default()), Arc::new(AtomicU64::new(1)));
         let clock = Arc::clone(&now);
         let clock = Box::new(move || clock.load(Ordering::SeqCst));
         let watcher = WindowWatcher::with_clock(device, Arc::<Memory>::clone(&memory), policy, clock);
         Arc::new(Self {
-            function: Arc::<PvrdmaDevice<B>>::clone(device),
-            device: Arc::<PvrdmaDevice<B>>::clone(device),
+            function: Arc::<PvrdmaDevice<H>>::clone(device),
+            device: Arc::<PvrdmaDevice<H>>::clone(device),
             watcher,
             memory,
             now,

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use pvrdma_base::DeviceLog;
 use pvrdma_pci_function::DoorbellWindow;
-use pvrdma_verbs::Backend;
+use pvrdma_verbs::Hca;
 
 use crate::device::PvrdmaDevice;
 use crate::stats::WindowCounters;
@@ -116,11 +116,7 @@ impl DoorbellWatcher for WindowWatcher {
 
 impl WindowWatcher {
     /// Creates the watcher of a device that has none yet. Nothing is mapped before [`Self::run`].
-    pub fn new<B: Backend>(
-        device: &PvrdmaDevice<B>,
-        window: Arc<dyn DoorbellWindow>,
-        policy: WindowPolicy,
-    ) -> Arc<Self> {
+    pub fn new<H: Hca>(device: &PvrdmaDevice<H>, window: Arc<dyn DoorbellWindow>, policy: WindowPolicy) -> Arc<Self> {
         let start = Instant::now();
         // An overflow takes centuries.
         let clock = move || u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -129,8 +125,8 @@ impl WindowWatcher {
 
     /// As [`Self::new`], with another clock. [`Self::run`] waits by the clock of the system, [`Self::turn`] does not
     /// wait.
-    pub fn with_clock<B: Backend>(
-        device: &PvrdmaDevice<B>,
+    pub fn with_clock<H: Hca>(
+        device: &PvrdmaDevice<H>,
         window: Arc<dyn DoorbellWindow>,
         policy: WindowPolicy,
         clock: Clock,

@@ -44,7 +44,7 @@ pub fn rxe_pair_with(memory: Arc<GuestMemory>) -> [(TestDevice<Rxe>, Driver); 2]
 
 /// Returns one of several devices that reach each other, with the GID of its host bound.
 pub fn rxe_member(backend: &Rxe, host: u8, memory: Arc<GuestMemory>) -> (TestDevice<Rxe>, Driver) {
-    let test = TestDevice::new(backend, TestDevice::<Rxe>::config(host), memory);
+    let test = TestDevice::of_host(host, backend, TestDevice::<Rxe>::config(host), memory);
     let driver = test.driver();
     driver.bind_gid(0, gid(host)).unwrap();
     (test, driver)

@@ -106,7 +106,7 @@ fn look_at_device(device: &Device, report: &mut Report) {
         (None, None) => "network function of the VMM alone".to_owned(),
     };
     let socket = shown(&device.socket.to_string(), device.access);
-    report.say(format!("  {name}: socket {socket}, mac {}, {nic}", device.config.mac));
+    report.say(format!("  {name}: socket {socket}, mac {}, {nic}", device.mac));
     let sockets = [("socket", Some(&device.socket)), ("nic-socket", device.nic_socket.as_ref())];
     for (key, place) in sockets {
         if let Some(path) = place.and_then(SocketPlace::path) {

@@ -5,6 +5,7 @@ use std::fs;
 use pvrdma_base::Random;
 use pvrdma_dev::DeviceConfig;
 use pvrdma_ether_link::link_spec::LinkSpec;
+use pvrdma_packet::MacAddr;
 use pvrdma_roce::Congestion;
 use pvrdma_rxe::{PortRules, ShareConfig, faults::FaultRule};
 use pvrdma_verbs::{AddressRule, OtherAddresses, Peers, Rules};
@@ -23,6 +24,8 @@ use super::words::{DoorbellMode, MemoryFiles, Pcp, Pin, Roce, Switch};
 pub struct Device {
     /// The device itself.
     pub config: DeviceConfig,
+    /// Ethernet address of both functions.
+    pub mac: MacAddr,
     /// The socket to which the VMM connects.
     pub socket: SocketPlace,
     /// Permissions of the sockets.
@@ -93,7 +96,7 @@ impl DeviceSpec {
         }
         let Some(socket) = self.socket.clone() else { return Err("needs a socket (socket=PATH)".to_owned()) };
         let Some(Mac(mac)) = self.mac else { return Err("needs a MAC address (mac=MAC)".to_owned()) };
-        let mut config = DeviceConfig::new(self.name.clone(), mac);
+        let mut config = DeviceConfig::new(self.name.clone());
         config.version = self.version.unwrap_or(config.version);
         if !(17..=20).contains(&config.version) {
             return Err(format!("version {} is not one of 17 to 20", config.version));
@@ -120,6 +123,7 @@ impl DeviceSpec {
         let memory = self.memory_rules();
         Ok(Device {
             config,
+            mac,
             socket,
             access: access(self.owner, self.group, self.mode),
             pin: self.pin.unwrap_or(Pin::Registered),

@@ -262,10 +262,10 @@ fn is_open(network: &Network) -> bool {
 fn check_addresses(network: &Network) -> Result<(), ConfigError> {
     let mut seen = HashMap::new();
     for device in &network.devices {
-        let config = &device.config;
-        if let Some(other) = seen.insert(config.mac, &config.name) {
-            let problem = format!("device {other} of the same network has the same MAC address {}", config.mac);
-            return Err(ConfigError::Device { name: config.name.clone(), problem });
+        let (name, mac) = (&device.config.name, device.mac);
+        if let Some(other) = seen.insert(mac, name) {
+            let problem = format!("device {other} of the same network has the same MAC address {mac}");
+            return Err(ConfigError::Device { name: name.clone(), problem });
         }
     }
     Ok(())

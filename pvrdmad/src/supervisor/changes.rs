@@ -51,7 +51,7 @@ impl Network {
         // Both are set before the worker has the device, because it may then send, receive and ask for its links at
         // once.
         self.plan.services.add(planned.name(), planned.connector());
-        let wired = self.plan.wire(Some(planned.device.config.mac)).map_err(|error| format!("uplink: {error}"));
+        let wired = self.plan.wire(Some(planned.device.mac)).map_err(|error| format!("uplink: {error}"));
         let added = wired.and_then(|()| match &*self.runs {
             Runs::Here(worker) => {
                 let (request, fds) = descriptors(&planned, &self.plan.stand_ins)?;

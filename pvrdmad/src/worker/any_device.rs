@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pvrdma_dev::{DeviceStatus, DoorbellWatcher, LimitError, LimitStatus, MappedDoorbells, ObjectKind, PvrdmaDevice};
 use pvrdma_guest_memory::MemoryBudget;
 use pvrdma_pci_function::PciFunction;
-use pvrdma_verbs::{Backend, VerbsError};
+use pvrdma_verbs::{Hca, VerbsError};
 use serde_json::Value;
 
 /// A device with any adapter.
@@ -47,7 +47,7 @@ pub(super) trait AnyDevice: PciFunction + MappedDoorbells {
     fn device_objects(&self, kind: ObjectKind) -> Value;
 }
 
-impl<B: Backend + 'static> AnyDevice for PvrdmaDevice<B> {
+impl<H: Hca + 'static> AnyDevice for PvrdmaDevice<H> {
     fn budget(&self) -> &Arc<MemoryBudget> {
         self.memory_budget()
     }

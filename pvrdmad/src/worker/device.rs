@@ -10,14 +10,13 @@ use pvrdma_dev::MappedDoorbells;
 use pvrdma_guest_memory::{DmaSpace, MemoryLimits};
 use pvrdma_link::Link;
 use pvrdma_pci_function::Migratable;
-use pvrdma_rxe::{ObservedConflicts, ObservedFailures, Uplink};
 use pvrdma_vfio_user_server::{
     ConnectionStats, Endpoint, IrqTable, Mappable, MigratableDevice, REPLY_DEADLINE, Server, StuckClient,
     keeper::client::Keeper,
 };
 
 use super::any_device::AnyDevice;
-use super::backend::{Adapter, Created, Parts};
+use super::backend::{Created, Station};
 use super::hand_over::{Arrivals, GivenFunction};
 use super::network_function::NetworkFunction;
 use super::reporter::{DeviceLinks, Reporter};
@@ -32,8 +31,6 @@ pub(super) struct ServedDevice {
     // Fields are dropped in this order: the client is disconnected before the device loses its port.
     server: Server,
     nic_server: Option<Server>,
-    _failures: Option<ObservedFailures>,
-    _conflicts: Option<ObservedConflicts>,
     /// The device, or the reason why its adapter cannot save it.
     migratable: Result<Arc<dyn Migratable>, &'static str>,
     pub(super) reporter: Reporter,
@@ -99,24 +96,11 @@ impl ServedDevice {
     pub(super) fn start(
         device: Device,
         listener: OwnedFd,
-        adapter: &Arc<dyn Adapter>,
         place: Place,
         host: &Arc<dyn Host>,
         (keeper, mut arrivals): (Option<&Arc<Keeper>>, Option<&mut Arrivals>),
     ) -> Result<Self> {
-        let Place {
-            network,
-            mtu,
-            link,
-            carrier,
-            parts: Parts { share, faults, flows, failures, conflicts },
-            port,
-            nic,
-            nic_link,
-            left,
-            doorbells,
-            pages,
-        } = place;
+        let Place { network, mtu, link, carrier, station, nic, nic_link, left, doorbells, pages } = place;
         let mut limits = MemoryLimits::default();
         limits.locked_bytes = device.memory.max_locked;
         let memory = DmaSpace::with_limits(device.pin.into(), limits);
@@ -124,7 +108,7 @@ impl ServedDevice {
         let (name, told) = (device.config.name.clone(), Arc::clone(host));
         let stats = Arc::new(ConnectionStats::with_observer(move |connected| told.client(&name, connected)));
         let Created { function, migratable } =
-            adapter.create(device.config.clone(), Arc::clone(&memory), irqs.clone())?;
+            station.create(device.config.clone(), Arc::clone(&memory), irqs.clone())?;
         function.set_uplink_mtu(carrier.mtu);
         if [link, carrier.state].contains(&LinkState::Down) {
             function.set_link(false)?;
@@ -170,7 +154,6 @@ impl ServedDevice {
                 (server, FormerCounts::default())
             }
         };
-        let (failures, failed) = failures.unzip();
         let (nic, nic_server) = nic.map(NetworkFunction::into_parts).unzip();
         let links = Arc::new(DeviceLinks {
             function: Arc::clone(&function),
@@ -187,18 +170,13 @@ impl ServedDevice {
             stats,
             network,
             mtu,
-            share,
-            faults,
-            flows,
-            failed,
-            port,
+            station,
             nic_link,
-            adapter: Arc::clone(adapter),
             nic,
             doorbells,
             former,
         };
-        Ok(Self { server, nic_server, _failures: failures, _conflicts: conflicts, migratable, reporter })
+        Ok(Self { server, nic_server, migratable, reporter })
     }
 }
 
@@ -240,10 +218,8 @@ pub(super) struct Place {
     pub(super) link: LinkState,
     /// State of the uplink's interface.
     pub(super) carrier: Carrier,
-    /// Its parts at the adapter.
-    pub(super) parts: Parts,
-    /// The device's port at the uplink, if there is one.
-    pub(super) port: Option<Uplink>,
+    /// Its station at the adapter.
+    pub(super) station: Box<dyn Station>,
     /// Called when its VM has moved away.
     pub(super) left: Arc<dyn Fn() + Send + Sync>,
     /// The way in which its doorbells are implemented.

@@ -98,9 +98,9 @@ impl Ether {
         // A bridge in the guest forwards for endpoints whose addresses the switch has not learnt, so frames to unknown
         // destinations are flooded.
         let unknown = if device.rules.forged.allow_mac() { UnknownUnicast::Flood } else { UnknownUnicast::Drop };
-        let port = self.switch.port(device.config.mac, unknown)?;
+        let port = self.switch.port(device.mac, unknown)?;
         // Its VM may still run at another host, and move here.
-        self.switch.silence(device.config.mac);
+        self.switch.silence(device.mac);
         Ok(port)
     }
 
@@ -114,11 +114,6 @@ impl Ether {
                 switch.silence(mac);
             }
         })
-    }
-
-    /// Removes the port of a device.
-    pub(super) fn unplug(&self, mac: MacAddr) {
-        self.switch.unplug(mac);
     }
 }
 

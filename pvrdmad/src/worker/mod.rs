@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
-use pvrdma_dev::{DeviceConfig, LimitStatus, ObjectKind};
+use pvrdma_dev::{LimitStatus, ObjectKind};
 use pvrdma_ether_link::backup::Member;
 use pvrdma_link::Link;
 use pvrdma_rxe::{
@@ -37,7 +37,7 @@ use pvrdma_vfio_user_server::sigbus;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use self::backend::Adapter;
+use self::backend::{Adapter, SoftwareParts};
 use self::capture::Streams;
 use self::device::{Place, ServedDevice};
 use self::hand_over::{Arrivals, Expected};
@@ -230,17 +230,16 @@ impl Worker {
             mtu,
             link,
             carrier: *carrier,
-            parts: self.adapter.parts(&device),
-            port: None,
+            station: self.adapter.station(&device)?,
             nic: None,
             nic_link: None,
-            left: self.ether.departure(device.config.mac),
+            left: self.ether.departure(device.mac),
             doorbells,
             pages,
         };
         self.plug(&device, fds.collect(), &mut place, (keeper.as_ref(), arrivals.as_deref_mut()))?;
         let clients = (keeper.as_ref(), arrivals);
-        let served = ServedDevice::start(device, listener, &self.adapter, place, &self.host, clients)?;
+        let served = ServedDevice::start(device, listener, place, &self.host, clients)?;
         self.start_faults(&served)?;
         devices.push(served);
         Ok(())
@@ -269,7 +268,7 @@ impl Worker {
         if !self.ether.is_for(device) {
             return Ok(());
         }
-        let DeviceConfig { name, mac, .. } = &device.config;
+        let name = &device.config.name;
         let link: Option<Arc<dyn Link>> = if device.nic_socket.is_some() {
             let function = NetworkFunction::start(device, nic, &self.host, clients, Arc::clone(&place.left))
                 .context("nic-socket")?;
@@ -282,8 +281,7 @@ impl Worker {
         let port = PortConfig::new(self.ether.port(device).context("uplink")?, self.setup.network.mtu)
             .with_nic(link)
             .with_rules(device.rules.clone());
-        place.port = Some(self.adapter.plug(*mac, port).context("uplink")?);
-        Ok(())
+        place.station.plug(port).context("uplink")
     }
 
     fn remove(&self, name: &str) -> Result<()> {
@@ -293,13 +291,9 @@ impl Worker {
         let removed = devices.remove(at);
         drop(devices);
         self.captures.lock().end_of(name);
-        let mac = removed.reporter.device.config.mac;
         // Waits for the client's current request, within a bound.
         let stuck = removed.end();
         self.stuck.lock().extend(stuck.into_iter().map(|client| (name.to_owned(), client)));
-        // Other threads may still hold the port, so it is unplugged explicitly: it then receives no more frames, and
-        // its address is free.
-        self.ether.unplug(mac);
         Ok(())
     }
 
@@ -343,28 +337,26 @@ impl Worker {
 
     fn share(&self, name: &str, set: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
         let devices = self.devices.lock();
-        let share = find(&devices, name)?.reporter.share.as_ref();
-        let share = share.context("its adapter has no shares")?;
+        let station = &find(&devices, name)?.reporter.station.software().context("its adapter has no shares")?.station;
         // The lock is held during the change, so that changes are serialized.
-        let changed = change_share(share.config(), set).map_err(anyhow::Error::msg)?;
-        self.adapter.set_share(share, changed);
+        let changed = change_share(station.share(), set).map_err(anyhow::Error::msg)?;
+        station.set_share(changed);
         Ok(share_words(&changed))
     }
 
     fn set_faults(&self, rules: &BTreeMap<String, Vec<FaultRule>>) -> Result<()> {
         let devices = self.devices.lock();
         for (name, rules) in rules {
-            let Some(faults) = &find(&devices, name)?.reporter.faults else {
-                bail!("its adapter has no faults on request")
-            };
-            faults.set(rules)?;
+            let parts = find(&devices, name)?.reporter.station.software();
+            parts.context("its adapter has no faults on request")?.faults.set(rules)?;
         }
         Ok(())
     }
 
     /// Applies the faults of a device that affect more than its connections, and sets those that it begins with.
     fn start_faults(&self, served: &ServedDevice) -> Result<()> {
-        let Reporter { faults: Some(faults), links, device, .. } = &served.reporter else { return Ok(()) };
+        let Reporter { station, links, device, .. } = &served.reporter;
+        let Some(SoftwareParts { faults, .. }) = station.software() else { return Ok(()) };
         let (links, carrier) = (Arc::downgrade(links), Arc::clone(&self.carrier));
         faults.apply_by(move |effect| {
             // None: the device ends. It loses its links before its faults, whose end would otherwise set them up.
@@ -412,9 +404,8 @@ impl Worker {
         let Ok([to]) = <[OwnedFd; 1]>::try_from(fds) else { bail!("a capture needs one connection to go to") };
         let config = capture::config(snaplen).map_err(anyhow::Error::msg)?;
         let devices = self.devices.lock();
-        let mac = find(&devices, device)?.reporter.device.config.mac;
+        let capture = find(&devices, device)?.reporter.station.capture(config)?;
         drop(devices);
-        let capture = self.adapter.capture(mac, config)?;
         self.captures.lock().start(UnixStream::from(to), device.to_owned(), id, config.snaplen, capture)?;
         Ok(())
     }

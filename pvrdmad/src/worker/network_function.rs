@@ -50,7 +50,7 @@ impl NetworkFunction {
         let irqs = Arc::new(IrqTable::default());
         let name = format!("{}-nic", device.config.name);
         let config =
-            Vmxnet3Config::new(name.clone(), device.config.mac).with_intx(device.config.intx).with_multifunction(true);
+            Vmxnet3Config::new(name.clone(), device.mac).with_intx(device.config.intx).with_multifunction(true);
         let link = Arc::new(NicLink::with_device(config, Arc::clone(&memory), irqs.clone())?);
         let stats = Arc::new(ConnectionStats::default());
         let endpoint = Endpoint {

@@ -7,17 +7,16 @@ use pvrdma_base::Counter;
 use pvrdma_dev::DeviceStatus;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_link::Link;
-use pvrdma_rxe::{DeviceFlows, DeviceShare, Uplink, capture::CaptureCounts, faults::DeviceFaults};
+use pvrdma_rxe::capture::CaptureCounts;
 use pvrdma_verbs::VerbsError;
 use pvrdma_vfio_user_server::{ConnectionStats, IrqTable, pin_advice};
 use pvrdma_vmxnet3::Vmxnet3Device;
 use serde_json::{Map, Value};
 
 use super::any_device::AnyDevice;
-use super::backend::Adapter;
+use super::backend::Station;
 use crate::config::{Device, LinkState, SocketPlace};
 use crate::doorbells::Doorbells;
-use crate::failures::FailureCounts;
 use crate::protocol::Carrier;
 use crate::status::{
     AddressReport, CaptureReport, Catalogue, ClientReport, DeviceReport, FlowReport, FormerCounts, LinkReport,
@@ -77,20 +76,10 @@ pub(super) struct Reporter {
     pub(super) network: String,
     /// Longest IP packet of the network, in bytes.
     pub(super) mtu: u32,
-    /// Its share and its use of it.
-    pub(super) share: Option<DeviceShare>,
-    /// Its faults on request.
-    pub(super) faults: Option<DeviceFaults>,
-    /// Its traffic counters.
-    pub(super) flows: Option<DeviceFlows>,
-    /// Numbers of its failed queue pairs.
-    pub(super) failed: Option<Arc<FailureCounts>>,
-    /// The device's port at the uplink, if there is one.
-    pub(super) port: Option<Uplink>,
+    /// Its station at the adapter, with its port. Dropped after its links.
+    pub(super) station: Box<dyn Station>,
     /// The link to its network function, if QEMU emulates that.
     pub(super) nic_link: Option<Arc<dyn Link>>,
-    /// The adapter of its network.
-    pub(super) adapter: Arc<dyn Adapter>,
     /// The network function beside it, if this daemon emulates it.
     pub(super) nic: Option<NicReporter>,
     /// Its doorbell pages.
@@ -137,7 +126,7 @@ impl DeviceLinks {
 impl Reporter {
     pub(super) fn report(&self) -> DeviceReport {
         let (status, port) = self.status();
-        let rules = &self.device.config.rules;
+        let (rules, software) = (&self.device.config.rules, self.station.software());
         DeviceReport {
             socket: self.device.socket.to_string(),
             port: port_word(status.port.state),
@@ -168,10 +157,10 @@ impl Reporter {
                     .map(|(spec, link)| LinkReport::new(spec, link)),
                 counters: by_name(&port),
             },
-            share: self.share.as_ref().map(|share| ShareReport::new(share.config(), share.usage())),
-            flows: self.flows.iter().flat_map(DeviceFlows::counts).map(FlowReport::from).collect(),
-            failed: self.failed.as_ref().map(|failed| failed.by_cause()).unwrap_or_default(),
-            faults: self.faults.as_ref().map(DeviceFaults::status).unwrap_or_default(),
+            share: software.map(|parts| ShareReport::new(parts.station.share(), parts.station.share_usage())),
+            flows: software.iter().flat_map(|parts| parts.station.flows()).map(FlowReport::from).collect(),
+            failed: software.map(|parts| parts.failed.by_cause()).unwrap_or_default(),
+            faults: software.map(|parts| parts.faults.status()).unwrap_or_default(),
             capture: self.capture_report(),
             nic: self.nic.as_ref().zip(self.device.nic_socket.as_ref()).map(|(nic, socket)| nic.report(socket)),
             status: members(&status),
@@ -184,9 +173,13 @@ impl Reporter {
         status.counters.extend(self.irqs.counters.list());
         status.counters.extend(self.stats.counters.list());
         status.counters.extend(self.doorbells.counters());
-        let mut port = self.port.as_ref().map(Uplink::counters).unwrap_or_default();
+        let mut port = self.port_counters();
         self.former.add(&mut status.counters, &mut status.adapter, &mut port);
         (status, port)
+    }
+
+    fn port_counters(&self) -> Vec<Counter> {
+        self.station.software().map(|parts| parts.station.port_counters()).unwrap_or_default()
     }
 
     /// Returns its counts for the next process.
@@ -200,7 +193,7 @@ impl Reporter {
         let status = self.function.device_status();
         let (irqs, stats) = (self.irqs.counters.list(), self.stats.counters.list());
         let own = [status.counters, status.adapter, irqs, stats, self.doorbells.counters()].concat();
-        let port = self.port.as_ref().map(Uplink::counters).unwrap_or_default();
+        let port = self.port_counters();
         let nic = self.nic.as_ref().map(NicReporter::counters).unwrap_or_default();
         describe_counters(own.iter().chain(&port).chain(&nic), known);
     }
@@ -215,7 +208,8 @@ impl Reporter {
     }
 
     fn capture_report(&self) -> CaptureReport {
-        let CaptureCounts { active, captured, dropped } = self.adapter.capture_counts(self.device.config.mac);
+        let counts = self.station.software().map(|parts| parts.station.capture_counts());
+        let CaptureCounts { active, captured, dropped } = counts.unwrap_or_default();
         CaptureReport { active: active as u64, frames: captured, dropped }
     }
 }

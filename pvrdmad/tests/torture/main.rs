@@ -234,8 +234,8 @@ impl Drop for World<'_> {
                 println!("{kind:?}: {}", device.inspect_objects(kind));
             }
         }
-        for share in &self.network.shares {
-            println!("{:?}: {:?}", share.config(), share.usage());
+        for station in &self.network.stations {
+            println!("{:?}: {:?}", station.share(), station.share_usage());
         }
     }
 }

@@ -14,7 +14,7 @@ use pvrdma_link::{
     switch::{Switch, UnknownUnicast},
 };
 use pvrdma_roce::Congestion;
-use pvrdma_rxe::{DeviceShare, PortConfig, PortRules, Rxe, RxeConfig, ShareConfig, Uplink};
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, RxeStation};
 use pvrdma_verbs::testing::mac;
 use pvrdma_vmxnet3::NicLink;
 use pvrdmad::testing::Dice;
@@ -50,14 +50,14 @@ pub(crate) const HOLD: Duration = Duration::from_secs(60);
 
 pub(crate) struct Network {
     pub(crate) watcher: Watcher,
-    _uplinks: Vec<Uplink>,
     pub(crate) wire: Arc<Mutex<Wire>>,
     /// All cables of the wire.
     pub(crate) cables: Vec<Arc<Cable>>,
     /// Connects devices of the daemon to one cable, if they share one.
     pub(crate) switch: Option<Arc<Switch>>,
-    /// Shares of the daemon's devices.
-    pub(crate) shares: Vec<DeviceShare>,
+    /// Stations of the daemon's devices.
+    pub(crate) stations: Vec<RxeStation>,
+    _plugged: Vec<RxeStation>,
     here: Rxe,
     beyond: Rxe,
     /// Manual clock, for runs on one thread.
@@ -142,8 +142,8 @@ impl Network {
             .with_clock(Arc::clone(&clock));
         let beyond = Rxe::new(config.clone()).unwrap();
         let here = Rxe::new(config.with_one_uplink(one_uplink)).unwrap();
-        let shares = [1, 2].into_iter().chain(ON_THE_WIRE).chain([VISITOR]);
-        let shares = shares.map(|number| here.share(mac(number), ShareConfig::default())).collect();
+        let numbers = [1, 2].into_iter().chain(ON_THE_WIRE).chain([VISITOR]);
+        let stations = numbers.map(|number| here.station(mac(number))).collect();
         let mut wire = Wire::new(Dice::new(seed, 1), if manual.is_some() { STOP } else { LONG_STOP });
         let Outside { links, cables, switch } = Outside::new(&mut wire, one_uplink, manual.as_ref());
         let plug = |(number, uplink)| {
@@ -156,9 +156,11 @@ impl Network {
             let nic =
                 cards.iter().find(|(owner, _)| *owner == number).map(|(_, card)| Arc::<NicLink>::clone(card) as _);
             let rxe = if number == BEYOND { &beyond } else { &here };
-            rxe.plug(mac(number), PortConfig::new(uplink, MTU).with_nic(nic).with_rules(rules)).unwrap()
+            let station = rxe.station(mac(number));
+            station.plug(PortConfig::new(uplink, MTU).with_nic(nic).with_rules(rules)).unwrap();
+            station
         };
-        let uplinks = links.into_iter().map(plug).collect();
+        let plugged = links.into_iter().map(plug).collect();
         let wire = Arc::new(Mutex::new(wire));
         let reader = manual.is_some().then(|| {
             let hosts = [here.clone(), beyond.clone()];
@@ -168,7 +170,7 @@ impl Network {
             cards.iter().for_each(|(_, card)| card.set_reader(Arc::downgrade(reader) as _));
         }
         let watcher = Watcher::new(clock, Dice::new(seed, 9));
-        Self { watcher, _uplinks: uplinks, wire, cables, switch, shares, here, beyond, manual, _reader: reader }
+        Self { watcher, stations, _plugged: plugged, wire, cables, switch, here, beyond, manual, _reader: reader }
     }
 
     /// Returns virtual time. With threads, returns the CPU time of this process, so that a busy machine does not fail
@@ -194,14 +196,14 @@ impl Network {
     pub(crate) fn machine(&self, number: u8, memory: Arc<GuestMemory>, seed: u64) -> Machine {
         let irqs = Irqs::new();
         let space = Arc::clone(memory.space());
-        let device = PvrdmaDevice::new(Self::config(number, seed), space, irqs.clone(), self.rxe(number)).unwrap();
+        let device = PvrdmaDevice::new(Self::config(number, seed), space, irqs.clone(), &self.station(number)).unwrap();
         let test = TestDevice { memory, irqs, device };
         let is_mapped = Dice::new(seed, 100 + u64::from(number)).one_in(2);
         if is_mapped { Machine::mapped(test, &self.watcher) } else { Machine::trapping(test) }
     }
 
     pub(crate) fn config(number: u8, seed: u64) -> DeviceConfig {
-        let config = DeviceConfig::new(format!("guest {number}"), mac(number));
+        let config = DeviceConfig::new(format!("guest {number}"));
         // Queue pair numbers begin at random. The hostile kernel has guessed its victim's seed, so it gets the same
         // numbers as the guest that reboots.
         let begin = if number == KERNEL { VISITOR } else { number };
@@ -210,6 +212,10 @@ impl Network {
 
     pub(crate) fn rxe(&self, number: u8) -> &Rxe {
         if number == BEYOND { &self.beyond } else { &self.here }
+    }
+
+    pub(crate) fn station(&self, number: u8) -> RxeStation {
+        self.rxe(number).station(mac(number))
     }
 
     /// Without workers: runs until there is no more work. Returns `false` if an actor keeps the adapter busy without

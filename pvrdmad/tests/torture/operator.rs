@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use pvrdma_dev::{ObjectKind, PvrdmaDevice};
 use pvrdma_rxe::capture::{Batch, Capture, CaptureConfig};
-use pvrdma_rxe::{DEFAULT_WEIGHT, Rxe, ShareConfig};
-use pvrdma_verbs::testing::mac;
+use pvrdma_rxe::{DEFAULT_WEIGHT, RxeHca, ShareConfig};
 use pvrdmad::testing::Dice;
 
 use crate::network::{BEYOND, KERNEL, Network, VMM};
@@ -27,7 +26,7 @@ pub(crate) const DOWN: Duration = Duration::from_millis(100);
 const UP: u32 = 4;
 
 pub(crate) struct Operator {
-    devices: Vec<(u8, Arc<PvrdmaDevice<Rxe>>)>,
+    devices: Vec<(u8, Arc<PvrdmaDevice<RxeHca>>)>,
     captures: Vec<Capture>,
     batch: Batch,
     outage: Option<Outage>,
@@ -52,7 +51,7 @@ enum Down {
 
 impl Operator {
     /// Creates an operator of these numbered devices.
-    pub(crate) fn new(devices: Vec<(u8, Arc<PvrdmaDevice<Rxe>>)>, seed: u64) -> Self {
+    pub(crate) fn new(devices: Vec<(u8, Arc<PvrdmaDevice<RxeHca>>)>, seed: u64) -> Self {
         let dice = Dice::new(seed, 14);
         Self { devices, captures: Vec::new(), batch: Batch::default(), outage: None, restored: Duration::ZERO, dice }
     }
@@ -85,19 +84,19 @@ impl Operator {
         device.status();
         device.inspect_objects(self.dice.pick(&ObjectKind::ALL));
         network.switch.iter().for_each(|switch| _ = switch.inspect());
-        network.shares.iter().for_each(|share| _ = share.usage());
+        network.stations.iter().for_each(|station| _ = station.share_usage());
     }
 
     /// Changes the share of a device of the daemon.
     fn share(&mut self, network: &Network) {
-        let (shares, dice) = (&network.shares, &mut self.dice);
+        let (stations, dice) = (&network.stations, &mut self.dice);
         let config = ShareConfig::default()
             .with_weight(dice.pick(&[1, DEFAULT_WEIGHT, 1000]))
             .with_max_rate(dice.pick(&RATES))
             .with_burst(dice.pick(&BURSTS))
             .with_qp_max_rate(dice.pick(&RATES))
             .with_min_rate(dice.pick(&PROMISES));
-        network.rxe(KERNEL).set_share(&shares[dice.below(shares.len())], config);
+        stations[dice.below(stations.len())].set_share(config);
     }
 
     /// Starts a capture, ends one, or reads its frames.
@@ -107,7 +106,7 @@ impl Operator {
         match self.captures.get(at) {
             None => {
                 let (number, _) = self.devices[dice.below(self.devices.len())];
-                self.captures.push(network.rxe(number).capture(mac(number), CAPTURE).unwrap());
+                self.captures.push(network.station(number).capture(CAPTURE).unwrap());
             }
             Some(_) if dice.one_in(2) => drop(self.captures.remove(at)),
             Some(capture) => capture.take(&mut self.batch),
@@ -148,6 +147,6 @@ impl Operator {
         self.restore_after(network, Duration::ZERO);
         self.captures.clear();
         self.devices.iter().for_each(|(_, device)| _ = device.set_uplink_mtu(None));
-        network.shares.iter().for_each(|share| network.rxe(KERNEL).set_share(share, ShareConfig::default()));
+        network.stations.iter().for_each(|station| station.set_share(ShareConfig::default()));
     }
 }

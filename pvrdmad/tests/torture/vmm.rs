@@ -8,7 +8,7 @@ use std::thread;
 use pvrdma_dev::{ObjectCounts, PvrdmaDevice};
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdma_pci_function::PciFunction;
-use pvrdma_rxe::Rxe;
+use pvrdma_rxe::RxeHca;
 use pvrdma_verbs::testing::mac;
 use pvrdma_vfio_user_server::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE};
 use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
@@ -39,7 +39,7 @@ impl HostileCard {
 pub(crate) struct Vmm {
     card: HostileCard,
     endpoint: Endpoint,
-    pub(crate) device: Arc<PvrdmaDevice<Rxe>>,
+    pub(crate) device: Arc<PvrdmaDevice<RxeHca>>,
     /// The VMM truncates memory while the device uses it, which needs another thread.
     truncates: bool,
     dice: Dice,
@@ -51,7 +51,8 @@ impl Vmm {
     pub(crate) fn new(network: &Network, card: HostileCard, seed: u64, truncates: bool) -> Self {
         let (irqs, memory) = (Arc::new(IrqTable::default()), DmaSpace::new(PinPolicy::Off));
         let config = Network::config(VMM, seed);
-        let device = PvrdmaDevice::new(config, Arc::clone(&memory), Arc::clone(&irqs) as _, network.rxe(VMM)).unwrap();
+        let device =
+            PvrdmaDevice::new(config, Arc::clone(&memory), Arc::clone(&irqs) as _, &network.station(VMM)).unwrap();
         let endpoint = endpoint(Arc::clone(&device) as _, memory, irqs);
         let idle_bytes = device.status().kept.used_bytes;
         Self { card, endpoint, device, truncates, dice: Dice::new(seed, 4), idle_bytes }

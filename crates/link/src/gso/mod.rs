@@ -139,6 +139,10 @@ impl Link for GsoLink {
     fn counters(&self) -> Vec<Counter> {
         self.inner.counters()
     }
+
+    fn detach(&self) {
+        self.inner.detach();
+    }
 }
 
 #[cfg(test)]

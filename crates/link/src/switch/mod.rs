@@ -127,14 +127,6 @@ impl Switch {
         Ok(Arc::new(SwitchPort::new(Arc::clone(&self.0), self.0.plug(mac, unknown)?)))
     }
 
-    /// Removes the port with this address, if there is one, even if its owner still holds it.
-    pub fn unplug(&self, mac: MacAddr) {
-        let port = self.0.ports.read().get(mac);
-        if let Some(port) = port {
-            self.0.unplug(&port);
-        }
-    }
-
     /// Records that the station with this address may be at another host. Frames to it go to the uplink as well, until
     /// its port sends. Does nothing if no port has the address.
     pub fn silence(&self, mac: MacAddr) {

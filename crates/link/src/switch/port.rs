@@ -221,4 +221,8 @@ impl Link for SwitchPort {
         list.extend(self.shared.uplink.iter().flat_map(|uplink| uplink.counters()));
         list
     }
+
+    fn detach(&self) {
+        self.unplug();
+    }
 }

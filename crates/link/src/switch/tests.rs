@@ -253,8 +253,7 @@ fn addresses_are_unique_and_of_one_station() {
     drop(one);
     assert!(matches!(switch.port(mac(1), UnknownUnicast::Drop), Err(SwitchError::InUse(_))));
     // A port can be removed although its owner still holds it.
-    switch.unplug(mac(1));
-    switch.unplug(mac(5));
+    again.detach();
     let [_third] = plug(&switch, [1]);
     drop(again);
     assert!(matches!(switch.port(mac(1), UnknownUnicast::Drop), Err(SwitchError::InUse(_))));
@@ -321,7 +320,7 @@ fn a_port_that_was_unplugged_waits_for_no_room() {
     assert_eq!(two.send(&sent, 0), 1);
     assert_eq!(one.send(&frames(&[frame(mac(9), mac(1), 1, 60)]), 0), 0);
     assert_eq!((one.unsent(), two.unsent(), switch.inspect().waiting_for_uplink), (true, true, 1));
-    switch.unplug(mac(1));
+    one.detach();
     assert_eq!((one.unsent(), two.unsent(), switch.inspect().waiting_for_uplink), (false, true, 0));
     assert_eq!(one.send(&frames(&[frame(mac(9), mac(1), 2, 60)]), 0), 1, "it is lost");
     drop(one);

@@ -17,7 +17,7 @@ use super::queues::Consumer;
 use super::{ALL, Completions, Events, Ring, SEND, shared_memory};
 use crate::error::VerbsError;
 use crate::hca::{
-    Backend, DeviceContext, Hca, MemoryRegion, MrRequest, QpInit, QueuePair, SharedReceiveQueue, SrqInit,
+    Backend, DeviceContext, Hca, MemoryRegion, MrRequest, QpInit, QueuePair, SharedReceiveQueue, SrqInit, Station,
 };
 use crate::queue::{CompletionSink, EventSink, RecvSource};
 use crate::rules::{AddressRule, Rules};
@@ -130,9 +130,10 @@ impl<H: Hca> Node<H> {
         let budget = MemoryBudget::new(limit);
         let events = Arc::new(Events::default());
         let hca = backend
+            .station(mac(number))
+            .unwrap()
             .attach(DeviceContext {
                 name: format!("node{number}"),
-                mac: mac(number),
                 roce: GidType::RoceV2,
                 memory: Arc::clone(&memory),
                 events: Arc::clone(&events) as Arc<dyn EventSink>,

@@ -10,7 +10,7 @@ use pvrdma_link::{
     Link, memory,
     switch::{Switch, UnknownUnicast},
 };
-use pvrdma_rxe::{PortConfig, Rxe, RxeConfig, Uplink};
+use pvrdma_rxe::{PortConfig, Rxe, RxeConfig, RxeStation};
 use pvrdma_verbs::testing::gid;
 use pvrdma_verbs_types::Mtu;
 
@@ -63,7 +63,7 @@ pub(super) struct Station {
     pub(super) qps: Vec<Qp>,
     /// The largest path MTU of its network.
     path_mtu: Mtu,
-    _uplink: Uplink,
+    _station: RxeStation,
 }
 
 impl Station {
@@ -75,13 +75,13 @@ impl Station {
         (qps, write): (usize, usize),
         mtu: u32,
     ) -> Result<Self> {
-        let config = PortConfig::new(link, mtu);
-        let uplink = backend.plug(mac(host), config)?;
+        let station = backend.station(mac(host));
+        station.plug(PortConfig::new(link, mtu))?;
         let side = Side::private(backend, host, &SideOptions::new(qps * write, Placement::Contiguous))?;
         let one = || side.driver.create_qp(&QpInit { max_recv_wr: 8, ..QpInit::rc(&side.pd, &side.cq) });
         let qps = (0..qps).map(|_| one()).collect::<Result<_, _>>()?;
         let path_mtu = if mtu > 4200 { Mtu::M4096 } else { Mtu::M1024 };
-        Ok(Self { side, qps, path_mtu, _uplink: uplink })
+        Ok(Self { side, qps, path_mtu, _station: station })
     }
 
     /// Connects each queue pair with the one at the same index in the list, and posts a receive.

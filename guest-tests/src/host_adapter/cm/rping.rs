@@ -34,7 +34,7 @@ struct Pinger {
 }
 
 /// Serves one client, which asks `count` times.
-pub(super) fn serve<B: Backend + 'static>(backend: &B, guest: u8, count: u32) -> Result<()> {
+pub(super) fn serve<B: Backend<Hca: 'static>>(backend: &B, guest: u8, count: u32) -> Result<()> {
     let mut pinger = Pinger::new(backend, guest)?;
     let mut agent = CmAgent::new(&pinger.side)?;
     println!("listening");
@@ -49,7 +49,7 @@ pub(super) fn serve<B: Backend + 'static>(backend: &B, guest: u8, count: u32) ->
 }
 
 /// Asks a server `count` times.
-pub(super) fn ask<B: Backend + 'static>(
+pub(super) fn ask<B: Backend<Hca: 'static>>(
     backend: &B,
     guest: u8,
     server: Ipv4Addr,
@@ -67,7 +67,7 @@ pub(super) fn ask<B: Backend + 'static>(
 }
 
 /// A request from an address that is not the guest's does not leave this process.
-pub(super) fn refused<B: Backend + 'static>(backend: &B, guest: u8, server: Ipv4Addr) -> Result<()> {
+pub(super) fn refused<B: Backend<Hca: 'static>>(backend: &B, guest: u8, server: Ipv4Addr) -> Result<()> {
     let pinger = Pinger::new(backend, guest)?;
     let mut agent = CmAgent::new(&pinger.side)?;
     agent.ask(server, PORT, &pinger.side)?;
@@ -75,7 +75,7 @@ pub(super) fn refused<B: Backend + 'static>(backend: &B, guest: u8, server: Ipv4
 }
 
 impl Pinger {
-    fn new<B: Backend + 'static>(backend: &B, guest: u8) -> Result<Self> {
+    fn new<B: Backend<Hca: 'static>>(backend: &B, guest: u8) -> Result<Self> {
         let mut pinger = Self {
             side: Side::new(backend, guest, &SideOptions::new(BUFFER, Placement::Scattered))?,
             heard: 0,

@@ -13,7 +13,7 @@ use crate::abi::ring::eqe;
 use crate::device::PvrdmaDevice;
 use crate::inspect::ObjectKind;
 use crate::stats::Phase;
-use crate::testing::{MockBackend, MockDevice, QpInit, SendWr, register};
+use crate::testing::{MockDevice, MockHca, QpInit, SendWr, register};
 use world::{Populated, World, records};
 
 /// Kinds of objects whose description is the same before and after.
@@ -32,7 +32,7 @@ const SHOWN: [ObjectKind; 9] = [
 /// Describes the objects of a device, without the differences that a move makes: the mock adapter saves only the state
 /// of a queue pair, and queues that the guest has destroyed have no handle.
 fn shown(world: &Populated) -> Vec<Value> {
-    let device: &PvrdmaDevice<MockBackend> = &world.test.device;
+    let device: &PvrdmaDevice<MockHca> = &world.test.device;
     let mut shown: Vec<_> = SHOWN.iter().map(|&kind| device.inspect_objects(kind)).collect();
     for qp in shown.iter_mut().filter_map(Value::as_array_mut).flatten().filter_map(Value::as_object_mut) {
         qp.remove("attrs");

@@ -120,8 +120,8 @@ fn judge_machine(name: &str, machine: &Machine, device: &Device, found: &mut Fin
                 );
             }
             let mac = zero.mac.as_deref().map(str::to_ascii_lowercase);
-            if let Some(mac) = mac.filter(|mac| *mac != device.config.mac.to_string()) {
-                let problem = format!("its vmxnet3 has the MAC address {mac}, and the device {}", device.config.mac);
+            if let Some(mac) = mac.filter(|mac| *mac != device.mac.to_string()) {
+                let problem = format!("its vmxnet3 has the MAC address {mac}, and the device {}", device.mac);
                 let finding = Finding::new(Severity::Error, name, problem).about("mac");
                 found.push(finding.remedy("give both the same: mac= of -device vmxnet3 and mac= of the device"));
             }

@@ -188,7 +188,7 @@ impl Plan {
             planned.map(Arc::new).with_context(|| format!("device {}", device.config.name))
         });
         let planned = planned.collect::<Result<Vec<_>>>()?;
-        let macs: Vec<_> = network.devices.iter().map(|device| device.config.mac).collect();
+        let macs: Vec<_> = network.devices.iter().map(|device| device.mac).collect();
         let open = |link| LinkSockets::open(link, &macs, network.vlan, sources);
         let uplink = network.uplink.as_ref().map(open).transpose();
         let uplink = uplink.with_context(|| format!("network {}: uplink", network.name))?;
@@ -326,7 +326,7 @@ impl Plan {
     /// # Errors
     /// The system call fails.
     pub(super) fn wire(&self, coming: Option<MacAddr>) -> io::Result<()> {
-        let macs: Vec<_> = self.devices().iter().map(|planned| planned.device.config.mac).chain(coming).collect();
+        let macs: Vec<_> = self.devices().iter().map(|planned| planned.device.mac).chain(coming).collect();
         self.uplink.as_ref().map_or(Ok(()), |uplink| uplink.connector.set_addresses(&macs))
     }
 

@@ -56,7 +56,7 @@ impl Plan {
         let DescribedPlan { setup, uplink, devices, fault, log, connected, lost, has_fallback } = described;
         let mut fds = VecDeque::from(fds);
         let Network { vlan, uplink: link, .. } = &setup.network;
-        let macs: Vec<_> = devices.iter().map(|described| described.device.config.mac).collect();
+        let macs: Vec<_> = devices.iter().map(|described| described.device.mac).collect();
         let uplink = link.as_ref().zip(uplink);
         let uplink = uplink.map(|(link, uplink)| LinkSockets::adopt(link, &macs, *vlan, uplink, &mut fds, sources));
         let uplink = uplink.transpose().context("uplink")?;

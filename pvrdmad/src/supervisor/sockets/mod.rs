@@ -84,7 +84,7 @@ impl DeviceSockets {
     /// A socket cannot be opened. Those that were opened before are removed again.
     pub(super) fn open(device: &Device, vlan: VlanMode, sources: &Sources) -> Result<Self> {
         let listener = sources.listener(&device.socket, device.access)?;
-        let open = |link| LinkSockets::open(link, &[device.config.mac], vlan_of_nic(vlan), sources);
+        let open = |link| LinkSockets::open(link, &[device.mac], vlan_of_nic(vlan), sources);
         let nic = device.nic.as_ref().map(open).transpose().context("nic")?;
         let listener_of = |place| sources.listener(place, device.access);
         let nic_listener = device.nic_socket.as_ref().map(listener_of).transpose().context("nic-socket")?;
@@ -132,7 +132,7 @@ impl DeviceSockets {
         let listener = listener.adopt(fds)?;
         let nic_listener = nic_listener.map(|described| described.adopt(fds)).transpose().context("nic-socket")?;
         let nic = device.nic.as_ref().zip(nic).map(|(link, described)| {
-            LinkSockets::adopt(link, &[device.config.mac], vlan_of_nic(vlan), described, fds, sources)
+            LinkSockets::adopt(link, &[device.mac], vlan_of_nic(vlan), described, fds, sources)
         });
         Ok(Self { listener, nic: nic.transpose().context("nic")?, nic_listener })
     }

@@ -1,4 +1,4 @@
-//! The operations of a network's adapter that a worker needs, beside those of [`pvrdma_verbs::Backend`].
+//! The operations of a network's adapter that a worker needs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,11 +6,10 @@ use std::sync::Arc;
 use anyhow::Result;
 use pvrdma_dev::DeviceConfig;
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::{InterruptSink, Migratable};
 use pvrdma_rxe::{
-    DeviceFlows, DeviceShare, ObservedConflicts, ObservedFailures, PortConfig, ShareConfig, Uplink,
-    capture::{Capture, CaptureConfig, CaptureCounts},
+    ObservedConflicts, ObservedFailures, PortConfig, RxeStation,
+    capture::{Capture, CaptureConfig},
     faults::DeviceFaults,
 };
 use pvrdma_verbs::VerbsError;
@@ -21,17 +20,25 @@ use crate::worker::any_device::AnyDevice;
 
 /// The adapter that moves the data of a network's devices.
 pub(in crate::worker) trait Adapter: fmt::Debug + Send + Sync {
-    /// Returns the parts of a device that this adapter has. [`Self::plug`] and [`Self::create`] follow, and use them.
-    fn parts(&self, device: &Device) -> Parts;
+    /// Returns the station of a device.
+    ///
+    /// # Errors
+    /// The adapter cannot serve another device.
+    fn station(&self, device: &Device) -> Result<Box<dyn Station>>;
 
-    /// Connects a device to its network. Precedes [`Self::create`], because the device looks up its port when its
-    /// driver starts.
+    /// Announces all devices at the uplink, because it leads to another port of the switch.
+    fn announce(&self);
+}
+
+/// Place of a device at an adapter. Dropping it disconnects the device from its network.
+pub(in crate::worker) trait Station: fmt::Debug + Send + Sync {
+    /// Connects the device to its network. Precedes [`Self::create`], because the device looks up its port then.
     ///
     /// # Errors
     /// The adapter has no ports, the device is connected already, or the thread of the port cannot be started.
-    fn plug(&self, mac: MacAddr, port: PortConfig) -> Result<Uplink>;
+    fn plug(&self, port: PortConfig) -> Result<()>;
 
-    /// Creates a device.
+    /// Creates the device.
     ///
     /// # Errors
     /// The configuration is invalid, or the adapter cannot serve another device.
@@ -42,20 +49,14 @@ pub(in crate::worker) trait Adapter: fmt::Debug + Send + Sync {
         interrupts: Arc<dyn InterruptSink>,
     ) -> Result<Created, VerbsError>;
 
-    /// Announces all devices at the uplink, because it leads to another port of the switch.
-    fn announce(&self);
-
-    /// Changes a share among the [`Parts`] of a device.
-    fn set_share(&self, share: &DeviceShare, config: ShareConfig);
-
-    /// Starts a capture of a device, until the result is dropped.
+    /// Starts a capture of the device, until the result is dropped.
     ///
     /// # Errors
     /// The adapter cannot capture, the device has too many captures already, or a descriptor cannot be created.
-    fn capture(&self, mac: MacAddr, config: CaptureConfig) -> Result<Capture>;
+    fn capture(&self, config: CaptureConfig) -> Result<Capture>;
 
-    /// Returns the statistics of a device's captures.
-    fn capture_counts(&self, mac: MacAddr) -> CaptureCounts;
+    /// Returns what the software adapter has of the device, if that is its adapter.
+    fn software(&self) -> Option<&SoftwareParts>;
 }
 
 /// A device on its adapter.
@@ -66,17 +67,18 @@ pub(in crate::worker) struct Created {
     pub(in crate::worker) migratable: Result<Arc<dyn Migratable>, &'static str>,
 }
 
-/// Parts of a device that its adapter has.
-#[derive(Default)]
-pub(in crate::worker) struct Parts {
-    /// Its share of common resources, if the adapter enforces shares.
-    pub(in crate::worker) share: Option<DeviceShare>,
-    /// Its faults on request, if the adapter has them.
-    pub(in crate::worker) faults: Option<DeviceFaults>,
-    /// Its traffic counters, if the adapter counts the traffic.
-    pub(in crate::worker) flows: Option<DeviceFlows>,
-    /// Receives failures of its queue pairs, and counts them.
-    pub(in crate::worker) failures: Option<(ObservedFailures, Arc<FailureCounts>)>,
+/// Parts of a device that only the software adapter has.
+#[derive(Debug)]
+pub(in crate::worker) struct SoftwareParts {
+    // Fields are dropped in this order: observers end before the port.
+    /// Receives failures of its queue pairs.
+    pub(in crate::worker) _failures: ObservedFailures,
     /// Receives conflicts about its addresses.
-    pub(in crate::worker) conflicts: Option<ObservedConflicts>,
+    pub(in crate::worker) _conflicts: ObservedConflicts,
+    /// Numbers of its failed queue pairs.
+    pub(in crate::worker) failed: Arc<FailureCounts>,
+    /// Its faults on request.
+    pub(in crate::worker) faults: DeviceFaults,
+    /// Its station.
+    pub(in crate::worker) station: RxeStation,
 }

@@ -7,16 +7,15 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_ibverbs::{AddressOwner, Ibverbs, IbverbsConfig};
-use pvrdma_packet::MacAddr;
+use pvrdma_ibverbs::{AddressOwner, Ibverbs, IbverbsConfig, IbverbsStation};
 use pvrdma_pci_function::InterruptSink;
 use pvrdma_rxe::{
-    DeviceShare, PortConfig, ShareConfig, Uplink,
-    capture::{Capture, CaptureConfig, CaptureCounts},
+    PortConfig,
+    capture::{Capture, CaptureConfig},
 };
-use pvrdma_verbs::VerbsError;
+use pvrdma_verbs::{Backend, VerbsError};
 
-use super::adapter::{Adapter, Created, Parts};
+use super::adapter::{Adapter, Created, SoftwareParts, Station};
 use crate::config::Device;
 use crate::worker::Host;
 
@@ -36,11 +35,20 @@ impl HostAdapter {
 }
 
 impl Adapter for HostAdapter {
-    fn parts(&self, _: &Device) -> Parts {
-        Parts::default()
+    fn station(&self, device: &Device) -> Result<Box<dyn Station>> {
+        Ok(Box::new(HostStation(self.0.station(device.mac)?)))
     }
 
-    fn plug(&self, _: MacAddr, _: PortConfig) -> Result<Uplink> {
+    // It has no uplink that could move.
+    fn announce(&self) {}
+}
+
+/// Station of a device at the host's adapter.
+#[derive(Debug)]
+struct HostStation(IbverbsStation);
+
+impl Station for HostStation {
+    fn plug(&self, _: PortConfig) -> Result<()> {
         bail!("the host's adapter is the network, and has no ports")
     }
 
@@ -54,17 +62,12 @@ impl Adapter for HostAdapter {
         Ok(Created { function, migratable: Err("the host's adapter cannot save the device") })
     }
 
-    // It has no uplink that could move, and no share among the parts of a device.
-    fn announce(&self) {}
-
-    fn set_share(&self, _: &DeviceShare, _: ShareConfig) {}
-
-    fn capture(&self, _: MacAddr, _: CaptureConfig) -> Result<Capture> {
+    fn capture(&self, _: CaptureConfig) -> Result<Capture> {
         bail!("the host's adapter moves the packets: capture there")
     }
 
-    fn capture_counts(&self, _: MacAddr) -> CaptureCounts {
-        CaptureCounts::default()
+    fn software(&self) -> Option<&SoftwareParts> {
+        None
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
-pub(super) use self::adapter::{Adapter, Created, Parts};
+pub(super) use self::adapter::{Adapter, Created, SoftwareParts, Station};
 use super::Host;
 use crate::config::BackendSpec;
 use crate::failures::FailureLog;

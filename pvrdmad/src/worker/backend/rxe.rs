@@ -7,15 +7,14 @@ use anyhow::{Context, Result};
 use pvrdma_base::LogLimit;
 use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::InterruptSink;
 use pvrdma_rxe::{
-    DeviceShare, ObservedConflicts, ObservedFailures, PortConfig, Rxe, RxeConfig, ShareConfig, Uplink,
-    capture::{Capture, CaptureConfig, CaptureCounts},
+    ObservedConflicts, ObservedFailures, PortConfig, Rxe, RxeConfig, RxeStation,
+    capture::{Capture, CaptureConfig},
 };
 use pvrdma_verbs::VerbsError;
 
-use super::adapter::{Adapter, Created, Parts};
+use super::adapter::{Adapter, Created, SoftwareParts, Station};
 use crate::config::{Device, Network};
 use crate::failures::{FailureCounts, FailureLog};
 use crate::protocol::NetworkSetup;
@@ -48,10 +47,10 @@ impl Software {
     }
 
     /// Returns an observer that keeps failed queue pairs, and reports those that the log has to the host.
-    fn observe_failures(&self, device: &Device, counts: &Arc<FailureCounts>) -> ObservedFailures {
+    fn observe_failures(&self, station: &RxeStation, device: &Device, counts: &Arc<FailureCounts>) -> ObservedFailures {
         let (name, host) = (device.config.name.clone(), Arc::clone(&self.host));
         let (log, counts) = (Arc::clone(&self.failures), Arc::clone(counts));
-        self.rxe.observe_failures(device.config.mac, move |failure| {
+        station.observe_failures(move |failure| {
             log.add(&name, &counts, failure);
             if failure.logged {
                 let peer = IpAddr::from(failure.peer.0).to_canonical();
@@ -62,10 +61,10 @@ impl Software {
 
     /// Returns an observer that reports hosts beyond the uplink that use addresses of a device, to the log and the
     /// host.
-    fn observe_conflicts(&self, device: &Device) -> ObservedConflicts {
+    fn observe_conflicts(&self, station: &RxeStation, device: &Device) -> ObservedConflicts {
         let (name, host) = (device.config.name.clone(), Arc::clone(&self.host));
         let log = LogLimit::new();
-        self.rxe.observe_conflicts(device.config.mac, move |conflict| {
+        station.observe_conflicts(move |conflict| {
             let address = IpAddr::from(conflict.address.0).to_canonical();
             let then = if conflict.kept { "keeps it" } else { "loses it" };
             log.warn(module_path!(), &name, format_args!("a host beyond the uplink uses {address}: the device {then}"));
@@ -75,21 +74,31 @@ impl Software {
 }
 
 impl Adapter for Software {
-    fn parts(&self, device: &Device) -> Parts {
-        let mac = device.config.mac;
-        let counts = Arc::default();
-        Parts {
-            // The share is set before the device is plugged in, because the new port reads it.
-            share: Some(self.rxe.share(mac, device.share)),
-            faults: Some(self.rxe.faults(mac)),
-            failures: Some((self.observe_failures(device, &counts), counts)),
-            conflicts: Some(self.observe_conflicts(device)),
-            flows: Some(self.rxe.flows(mac)),
-        }
+    fn station(&self, device: &Device) -> Result<Box<dyn Station>> {
+        let station = self.rxe.station(device.mac);
+        station.set_share(device.share);
+        let failed = Arc::default();
+        Ok(Box::new(SoftwareStation(SoftwareParts {
+            _failures: self.observe_failures(&station, device, &failed),
+            _conflicts: self.observe_conflicts(&station, device),
+            failed,
+            faults: station.faults(),
+            station,
+        })))
     }
 
-    fn plug(&self, mac: MacAddr, port: PortConfig) -> Result<Uplink> {
-        Ok(self.rxe.plug(mac, port)?)
+    fn announce(&self) {
+        self.rxe.announce();
+    }
+}
+
+/// Station of a device at the software adapter.
+#[derive(Debug)]
+struct SoftwareStation(SoftwareParts);
+
+impl Station for SoftwareStation {
+    fn plug(&self, port: PortConfig) -> Result<()> {
+        Ok(self.0.station.plug(port)?)
     }
 
     fn create(
@@ -98,23 +107,15 @@ impl Adapter for Software {
         memory: Arc<DmaSpace>,
         interrupts: Arc<dyn InterruptSink>,
     ) -> Result<Created, VerbsError> {
-        let function = PvrdmaDevice::new(config, memory, interrupts, &self.rxe)?;
+        let function = PvrdmaDevice::new(config, memory, interrupts, &self.0.station)?;
         Ok(Created { migratable: Ok(Arc::clone(&function) as _), function })
     }
 
-    fn announce(&self) {
-        self.rxe.announce();
+    fn capture(&self, config: CaptureConfig) -> Result<Capture> {
+        Ok(self.0.station.capture(config)?)
     }
 
-    fn set_share(&self, share: &DeviceShare, config: ShareConfig) {
-        self.rxe.set_share(share, config);
-    }
-
-    fn capture(&self, mac: MacAddr, config: CaptureConfig) -> Result<Capture> {
-        Ok(self.rxe.capture(mac, config)?)
-    }
-
-    fn capture_counts(&self, mac: MacAddr) -> CaptureCounts {
-        self.rxe.capture_counts(mac)
+    fn software(&self) -> Option<&SoftwareParts> {
+        Some(&self.0)
     }
 }

@@ -26,7 +26,7 @@ use pvrdma_link::{
 };
 use pvrdma_packet::MacAddr;
 use pvrdma_roce::Congestion;
-use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, RxeStation};
 use pvrdma_verbs::{AddressRule, Rules};
 use pvrdma_verbs_types::Gid;
 use serde::{Deserialize, Serialize};
@@ -178,7 +178,7 @@ pub(super) struct Peer {
     qps: Vec<Qp>,
     buffer: Buffer,
     mr: Mr,
-    uplink: Uplink,
+    station: RxeStation,
     _pd: Pd,
     _context: Context,
 }
@@ -253,14 +253,15 @@ impl Peer {
         };
         // The same rules as in the daemon.
         let rules = PortRules::default().with_negotiate(true).with_multipath(true).with_congestion(host.congestion);
-        let uplink = backend.plug(address, PortConfig::new(link, host.mtu).with_rules(rules))?;
+        let station = backend.station(address);
+        station.plug(PortConfig::new(link, host.mtu).with_rules(rules))?;
         let ring = 64 << 10;
         let (memory, irqs) = (GuestMemory::new(bytes + (32 << 20) + options.qps * 2 * ring), Irqs::new());
         let reserved = memory.alloc(bytes.div_ceil(4096), Placement::Contiguous);
         // A probe for the address on the uplink would take the first second of the measurement.
         let rules = Rules { addresses: AddressRule::ANY, ..Rules::default() };
-        let config = DeviceConfig::new("wire".to_owned(), address).with_rules(rules);
-        let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &backend)?;
+        let config = DeviceConfig::new("wire").with_rules(rules);
+        let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &station)?;
         let driver = Driver::probe(device, &memory, &irqs)?;
         driver.bind_gid(0, host.gid)?;
         let context = driver.open()?;
@@ -274,7 +275,7 @@ impl Peer {
         let buffer = driver.buffer(bytes, 0, Placement::Contiguous);
         buffer.fill_pattern(options.side.into());
         let mr = driver.reg_mr(&pd, &buffer, access::ALL)?;
-        Ok(Self { memory, irqs, driver, cq, qps, buffer, mr, uplink, _pd: pd, _context: context })
+        Ok(Self { memory, irqs, driver, cq, qps, buffer, mr, station, _pd: pd, _context: context })
     }
 
     pub(super) fn place(&self) -> Place {
@@ -394,8 +395,8 @@ impl Peer {
     }
 
     pub(super) fn counters(&self) -> serde_json::Value {
-        self.uplink
-            .counters()
+        self.station
+            .port_counters()
             .into_iter()
             .filter(|counter| counter.value > 0)
             .map(|counter| (counter.name.to_owned(), json!(counter.value)))
