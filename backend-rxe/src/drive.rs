@@ -12,6 +12,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::FairMutex;
 use pvrdma_base::{EndOnPanic, Snapshot};
@@ -42,6 +43,7 @@ use crate::port::{Arrival, Port};
 use crate::qp::modify::Modified;
 use crate::qp::requester::{Readiness, Requester, RequesterInspect};
 use crate::qp::responder::{Responder, ResponderInspect};
+use crate::qp::send_gate::SendGate;
 use crate::qp::{Qp, QpInspect, QpParts};
 use crate::sg::MemoryGuard;
 use crate::share::token_bucket::TokenBucket;
@@ -113,6 +115,8 @@ pub(crate) struct EndpointInspect {
 /// State of the requester half at one moment.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 struct SendHalfInspect {
+    /// Reason why it sends nothing. `null`: it has no requests, or is about to run.
+    gate: Option<SendGate>,
     #[serde(flatten)]
     requester: RequesterInspect,
     route: RouteInspect,
@@ -162,7 +166,9 @@ impl Endpoint {
     /// Returns the state of the queue pair for inspection. Does not block.
     pub(crate) fn inspect(&self) -> EndpointInspect {
         let now = self.qp.adapter.engine.now();
+        let throttled = self.is_throttled(now).then_some(SendGate::DeviceRate);
         let half = self.qp.task().look(&self.send, |SendHalf { requester, route, .. }| SendHalfInspect {
+            gate: throttled.or_else(|| requester.gate()),
             requester: requester.inspect(now),
             route: route.inspect(now),
         });
@@ -173,6 +179,11 @@ impl Endpoint {
             wire_responder: self.wire.inspect(),
             rate_bytes_per_s: self.wire.rate.inspect(),
         }
+    }
+
+    /// Returns `true` if the queue pair is about to run, and the rate limit of the device delays it.
+    fn is_throttled(&self, now: Duration) -> bool {
+        self.qp.task().inspect().scheduled && self.qp.adapter.share.throttled_until(|| now).is_some()
     }
 
     /// Returns the progress of the requests. `None` while a thread runs them.
@@ -245,7 +256,8 @@ impl Endpoint {
             half.limit_made = share.qp_rates();
             half.limit = share.qp_limit().map(Box::new);
         }
-        if half.limit.is_some() && !self.limit(half, budget) {
+        half.requester.gate = if half.limit.is_some() { self.limit(half, budget) } else { None };
+        if half.requester.gate.is_some() {
             return false;
         }
         let (mut tally, before) = (Tally::default(), budget.used());
@@ -279,20 +291,20 @@ impl Endpoint {
         more
     }
 
-    /// Reduces the budget to the rate limit of the queue pair. Returns `false` if the QP has to wait for the limit.
+    /// Reduces the budget to the rate limit of the queue pair. Returns a gate if the QP has to wait for the limit.
     #[cold]
-    fn limit(&self, half: &mut SendHalf, budget: &mut Budget) -> bool {
-        let SendHalf { requester, limit: Some(limit), .. } = half else { return true };
+    fn limit(&self, half: &mut SendHalf, budget: &mut Budget) -> Option<SendGate> {
+        let SendHalf { requester, limit: Some(limit), .. } = half else { return None };
         if !matches!(self.qp.state(), QpState::Rts | QpState::Sqd) {
-            return true;
+            return None;
         }
         let now = self.qp.adapter.engine.now();
         if let Some(until) = limit.blocked_until(now) {
             requester.arm(&self.qp, until);
-            return false;
+            return Some(SendGate::QpRate);
         }
         *budget = budget.at_most(limit.available(now).max(1));
-        true
+        None
     }
 
     /// Runs requests by the path of the route.

@@ -21,6 +21,7 @@ use crate::limits::PORT_MTU;
 use crate::port::{BATCH, Port};
 use crate::qp::Qp;
 use crate::qp::requester::{Progress, Requester, check_request};
+use crate::qp::send_gate::SendGate;
 use crate::sg::{Memory, MemoryGuard};
 use crate::task::Run;
 
@@ -192,7 +193,10 @@ impl<R: Resolver> DatagramBatch<'_, R> {
             match self.send(&guard, other, frames) {
                 Ok(Sent::Gone) => self.succeed(own),
                 Ok(Sent::Elsewhere(peer)) => return BatchEnd::Other(peer),
-                Ok(Sent::NoRoom) => return BatchEnd::Run(Run::Idle),
+                Ok(Sent::NoRoom) => {
+                    self.requester.gate = Some(SendGate::LinkFull);
+                    return BatchEnd::Run(Run::Idle);
+                }
                 Err(status) => {
                     qp.fail_request(self.requester, own.view, status);
                     return BatchEnd::Run(Run::Again);

@@ -16,6 +16,7 @@ mod pending_completions;
 pub(crate) mod requester;
 pub(crate) mod responder;
 pub(crate) mod saved;
+pub(crate) mod send_gate;
 mod spoil;
 pub(crate) mod state;
 

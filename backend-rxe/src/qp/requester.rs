@@ -15,6 +15,7 @@ use super::epoch::Epoch;
 use super::flight::FlightEvent;
 use super::no_queue::NoQueue;
 use super::pending_completions::PendingCompletions;
+use super::send_gate::SendGate;
 use super::spoil::spoil_request;
 use crate::adapter::Adapter;
 use crate::counters::{Counters, Tally};
@@ -127,6 +128,8 @@ pub(crate) struct Requester {
     pub(crate) work: SendWr,
     pub(crate) current: Option<Progress>,
     pub(super) wait: Wait,
+    /// Reason why the last run has sent nothing, or no more, besides `wait`.
+    pub(crate) gate: Option<SendGate>,
     /// Value of [`Directory::pauses`](crate::path::directory::Directory::pauses) at the last run.
     pub(super) pauses: u64,
     pub(super) retries: u8,
@@ -153,6 +156,7 @@ impl Requester {
             work: SendWr::default(),
             current: None,
             wait: Wait::Nothing,
+            gate: None,
             pauses: 0,
             retries: 0,
             rnr_retries: 0,
@@ -191,6 +195,19 @@ impl Requester {
             notify_drained: self.notify_drained,
             requests: self.moved[0],
             bytes: self.moved[1],
+        }
+    }
+
+    /// Returns the reason why it sends nothing.
+    pub(crate) const fn gate(&self) -> Option<SendGate> {
+        match self.wait {
+            Wait::Nothing => self.gate,
+            // The requests in flight go on.
+            Wait::Turn { .. } if self.gate.is_some() => self.gate,
+            Wait::Receive(_) => Some(SendGate::RnrWait),
+            Wait::Response(_) => Some(SendGate::AckWait),
+            Wait::Resume => Some(SendGate::PeerPaused),
+            Wait::Turn { .. } => Some(SendGate::Delay),
         }
     }
 

@@ -65,6 +65,7 @@ impl Requester {
             work,
             current,
             wait: _,
+            gate: _,
             pauses: _,
             retries,
             rnr_retries,

@@ -343,7 +343,7 @@ fn a_qp_shows_its_way_to_a_local_peer() {
     assert!(route["peer"]["device"].is_string(), "{shown}");
     let requester = &shown["requester"];
     assert_eq!(requester["current"]["opcode"], "Send", "{shown}");
-    assert_eq!(requester["wait"]["for"], "receive", "{shown}");
+    assert_eq!((&requester["wait"]["for"], &requester["gate"]), (&json!("receive"), &json!("rnr_wait")), "{shown}");
     assert_eq!(requester["wait"]["due_in_us"], requester["timer_due_in_us"], "{shown}");
     assert!(requester["timer_due_in_us"].as_u64().is_some_and(|due| due > 0), "{shown}");
     // The write has ended, the send has not.
@@ -376,6 +376,9 @@ fn a_qp_shows_its_psns_on_the_wire() {
     assert_eq!(route["timers"][0]["timer"], "ack", "{shown}");
     let requester = &shown["requester"];
     assert_eq!((&requester["requests"], &requester["bytes"]), (&json!(1), &json!(64)), "{shown}");
+    assert_eq!(requester["gate"], "ack_wait", "{shown}");
+    connected.settle();
+    assert_eq!(left.qp.inspect()["requester"]["gate"], Value::Null);
     let responder = &peer["wire_responder"];
     assert_eq!((&responder["expected_psn"], &responder["msn"]), (&json!(first.plus(1)), &json!(1)), "{peer}");
     assert_eq!((&responder["reorder_packets"], &responder["pending_responses"]), (&json!(0), &json!(0)), "{peer}");
@@ -383,6 +386,24 @@ fn a_qp_shows_its_psns_on_the_wire() {
     assert_eq!((&port["gids"][0]["gid"], &port["port"]["path_mtu"]), (&json!(gid(1)), &json!(4096)), "{port}");
     let uplink = json!({"kind": "memory", "name": "", "peers": [], "up": true, "waiting_frames": 0});
     assert_eq!(port["port"]["uplink"], uplink, "{port}");
+}
+
+#[test]
+fn a_qp_shows_that_the_link_is_full() {
+    let (rxe, node, end, cable, _station) = exposed(2);
+    let source = node.buffer(64);
+    let gate = || end.qp.inspect()["requester"]["gate"].clone();
+    let remote = RemoteAddress { addr: 0, rkey: 0 };
+    for wr_id in 0..20 {
+        end.submit(wr_id, SendOp::Write { remote, immediate: None }, &[source.all()]);
+    }
+    assert_eq!(gate(), "link_full");
+    // Everything leaves, and the peer does not answer.
+    for _ in 0..20 {
+        cable.receive(&mut Frames::default(), usize::MAX);
+        rxe.run_ready();
+    }
+    assert_eq!(gate(), "ack_wait");
 }
 
 #[test]

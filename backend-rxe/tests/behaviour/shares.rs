@@ -208,6 +208,11 @@ impl Busy {
     fn moved(&self) -> u64 {
         self.node.counter("rc_write_bytes")
     }
+
+    /// Returns the reason why the first connection does not send.
+    fn gate(&self) -> serde_json::Value {
+        self.ends[0].qp.inspect()["requester"]["gate"].clone()
+    }
 }
 
 /// Runs ready tasks until the devices have moved this many bytes together. Returns the first device's part in percent.
@@ -293,6 +298,7 @@ fn a_device_keeps_to_its_rate() {
     let device = Busy::new(&world, 1, 20, 2000, 4 * KIB);
     device.ring();
     assert!(device.moved() <= 108 * KIB, "a burst: {}", device.moved());
+    assert_eq!(device.gate(), "device_rate");
     let rate = rate(&world, 1000 * MS, || device.moved());
     assert!(close(rate, 100e6, 5e6), "{rate}");
     assert!(station.share_usage().throttled > 100);
@@ -339,6 +345,7 @@ fn a_queue_pair_keeps_to_its_rate() {
     let device = Busy::new(&world, 1, 3, 5000, 4 * KIB);
     device.ring();
     pass(&world, 100 * MS);
+    assert_eq!(device.gate(), "qp_rate");
     let rate = rate(&world, 1000 * MS, || device.moved());
     assert!(close(rate, 30e6, 1.5e6), "{rate}");
 }

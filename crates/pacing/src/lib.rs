@@ -33,6 +33,6 @@ mod pacer;
 mod peer_window;
 mod rate_limiter;
 
-pub use pacer::{Built, Pacer};
+pub use pacer::{Built, Pacer, Stop};
 pub use peer_window::{PeerWindows, Runner, WindowShare};
 pub use rate_limiter::RateLimiter;

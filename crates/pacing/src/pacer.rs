@@ -17,13 +17,24 @@ pub struct Pacer<R: Runner> {
     paced: Option<Duration>,
 }
 
+/// Reason why a control loop has ended a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stop {
+    /// A quiet period for another connection to the peer.
+    Quiet,
+    /// The window to the peer, which all connections to it share.
+    PeerWindow,
+    /// The rate of the connection.
+    Rate,
+}
+
 /// Result of [`Pacer::build`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Built {
     /// There is a packet in the batch.
     pub any: bool,
-    /// The rate of the connection has ended the batch.
-    pub paced: bool,
+    /// Reason for the end of the batch, if it was a control loop.
+    pub stop: Option<Stop>,
 }
 
 impl<R: Runner> Pacer<R> {
@@ -68,7 +79,7 @@ impl<R: Runner> Pacer<R> {
         (frames, most): (&mut Frames, usize),
         mut goes_on: impl FnMut(u64) -> bool,
     ) -> Built {
-        let mut built = Built { any: false, paced: false };
+        let mut built = Built { any: false, stop: None };
         if rate.is_on() {
             transport.request_ack();
             if let Some(port) = rate.take_notified() {
@@ -78,16 +89,18 @@ impl<R: Runner> Pacer<R> {
         // A starved connection to the same peer makes this one pause, if it has packets to send.
         self.paced = self.share.quiet_until(now, transport.is_starved()).filter(|_| !transport.is_empty());
         if self.paced.is_some() {
+            built.stop = Some(Stop::Quiet);
             return built;
         }
         let mut bytes = 0;
-        while goes_on(bytes)
-            && frames.len() < most
-            && (transport.next_is_retransmission() || self.share.may_send(now, || transport.rto()))
-        {
+        while goes_on(bytes) && frames.len() < most {
+            if !(transport.next_is_retransmission() || self.share.may_send(now, || transport.rto())) {
+                built.stop = Some(Stop::PeerWindow);
+                break;
+            }
             self.paced = rate.blocked_until(now);
             if self.paced.is_some() {
-                built.paced = true;
+                built.stop = Some(Stop::Rate);
                 break;
             }
             if self.share.ends_turn() {

@@ -78,7 +78,7 @@ pub use dcqcn::{Congestion, MEGABIT, ReactionPoint};
 pub use filter::{DropReason, admit, admit_connected, admit_notification};
 pub use path::{EgressMarking, Origin, Path, PathInspect, datagram_traffic_class};
 pub use quiet::Quiet;
-pub use requester::inspect::{RequesterInspect, RunningTimer};
+pub use requester::inspect::{RequesterInspect, RunningTimer, SendWait};
 pub use requester::packet_plan::{PacketPlan, SizedWr};
 pub use requester::{Requester, RequesterStats, Tuning};
 pub use responder::{Handled, ReorderBuffer, Responder, ResponderInspect, ResponderStats};

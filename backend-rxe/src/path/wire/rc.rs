@@ -1,10 +1,11 @@
 //! Reliable connections over the wire: joins the requester of the transport with the requester half of a queue pair.
 
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use pvrdma_base::micros;
 use pvrdma_link::Frames;
-use pvrdma_pacing::{Pacer, PeerWindows, RateLimiter, WindowShare};
+use pvrdma_pacing::{Built, Pacer, PeerWindows, RateLimiter, Stop, WindowShare};
 use pvrdma_roce::{DropReason, Path, PathInspect, RequesterInspect, admit_connected, wire::Packet};
 use pvrdma_verbs_types::{QpAttrs, QpState, Qpn};
 use serde::Serialize;
@@ -22,6 +23,7 @@ use crate::port::counters::PortCounters;
 use crate::port::{BATCH, Port};
 use crate::qp::Qp;
 use crate::qp::requester::Requester;
+use crate::qp::send_gate::SendGate;
 use crate::sg::{Memory, MemoryGuard};
 use crate::task::{Run, Task};
 
@@ -191,12 +193,16 @@ pub(crate) fn run(mut batch: WireBatch<'_>) -> Run {
             break Run::More;
         }
         let mut frames = port.buffer();
-        let progress = batch.turn(&mut frames);
+        let turn = batch.turn(&mut frames);
         // Guest memory has been released, but the requester stays locked so that no later packets of the QP overtake
         // these.
         port.send(frames);
-        if !progress {
-            break if qp.state.sends() { Run::Idle } else { Run::Again };
+        if let ControlFlow::Break(gate) = turn {
+            if !qp.state.sends() {
+                break Run::Again;
+            }
+            batch.requester.gate = gate;
+            break Run::Idle;
         }
     };
     let WireBatch { wire, requester, .. } = batch;
@@ -217,8 +223,9 @@ pub(crate) fn run(mut batch: WireBatch<'_>) -> Run {
 }
 
 impl WireBatch<'_> {
-    /// Takes requests from the ring and builds a batch of packets. Returns `true` if there was anything to do.
-    fn turn(&mut self, frames: &mut Frames) -> bool {
+    /// Takes requests from the ring and builds a batch of packets. Breaks if there was nothing to do, with the reason if
+    /// there are requests.
+    fn turn(&mut self, frames: &mut Frames) -> ControlFlow<Option<SendGate>> {
         let (port, qp) = (self.port, self.qp);
         let guard = MemoryGuard::open(&qp.adapter, None);
         let memory = guard.own();
@@ -239,10 +246,10 @@ impl WireBatch<'_> {
         }
         pacer.begin(now, transport);
         if port.uplink.wait_for_room(qp.task()) {
-            return false;
+            return ControlFlow::Break(Some(SendGate::LinkFull));
         }
-        let Some(posted) = self.post(memory) else { return false };
-        let built = self.build(memory, now, frames);
+        let Some(posted) = self.post(memory) else { return ControlFlow::Break(None) };
+        let Built { any, stop } = self.build(memory, now, frames);
         if !bound {
             // As in local delivery, packets from a GID that is no longer bound are lost, and retransmitted later.
             frames.clear();
@@ -250,7 +257,11 @@ impl WireBatch<'_> {
         if qp.state() == QpState::Sqd && self.wire.transport.is_idle() {
             self.requester.drained(qp, memory.view);
         }
-        posted || built
+        if posted || any {
+            return ControlFlow::Continue(());
+        }
+        let wait = || self.wire.transport.send_wait().map(SendGate::from);
+        ControlFlow::Break(stop.filter(|_| !self.wire.transport.is_empty()).map(SendGate::from).or_else(wait))
     }
 
     /// Takes requests from the ring. Returns `true` if there was one, and `None` if the ring cannot be read.
@@ -282,8 +293,8 @@ impl WireBatch<'_> {
         Some(posted)
     }
 
-    /// Builds a batch of packets. Returns `true` if it has any.
-    fn build(&mut self, memory: Memory<'_>, now: Duration, frames: &mut Frames) -> bool {
+    /// Builds a batch of packets.
+    fn build(&mut self, memory: Memory<'_>, now: Duration, frames: &mut Frames) -> Built {
         let (qp, budget) = (self.qp, &mut *self.budget);
         let WireRequester { transport, pacer, counted, .. } = &mut *self.wire;
         let (requester, tally) = (&mut *self.requester, &mut *self.tally);
@@ -292,9 +303,9 @@ impl WireBatch<'_> {
             budget.take_bytes(bytes);
             qp.state.sends() && !budget.spent()
         });
-        if built.paced {
+        if built.stop == Some(Stop::Rate) {
             PortCounters::bump(&self.port.counters.wire_paced);
         }
-        built.any
+        built
     }
 }

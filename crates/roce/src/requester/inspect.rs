@@ -24,6 +24,17 @@ pub struct RunningTimer {
     pub due_in_us: u64,
 }
 
+/// Reason why a requester with requests sends nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SendWait {
+    /// The peer had no receive, and the time for which it asked to wait has not passed.
+    Rnr,
+    /// As many PSNs are in flight as the window allows.
+    Window,
+    /// All packets that may be sent were sent, and are not acknowledged.
+    Ack,
+}
+
 /// Snapshot of a requester.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct RequesterInspect {
