@@ -182,7 +182,8 @@ impl<H: Hca> Core<H> {
         *self.wanted.lock()
     }
 
-    /// Returns the configured limits, bounded by those of the adapter. A driver may get less, as the memory limit allows.
+    /// Returns the configured limits, bounded by those of the adapter. A driver may get less, as the memory limit
+    /// allows.
     ///
     /// # Errors
     /// A limit is out of range, or the adapter supports less of a resource than drivers need.

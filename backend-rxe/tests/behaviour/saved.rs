@@ -198,8 +198,8 @@ fn regions_keep_their_keys() {
     b.hca.restore_tables(&tables).unwrap();
 }
 
-/// An empty element of a list is two bytes long, and takes a hundred when it is decoded. A state whose decoded form does
-/// not fit into the budget is refused before it is decoded.
+/// An empty element of a list is two bytes long, and takes a hundred when it is decoded. A state whose decoded form
+/// does not fit into the budget is refused before it is decoded.
 #[test]
 fn parts_are_charged_before_they_are_decoded() {
     let Pair { a, left, .. } = Pair::new();

@@ -95,7 +95,8 @@ impl CallThread {
         drop(self.shared.busy.try_lock_for(PATIENCE));
     }
 
-    /// Waits until all requests so far have led to their calls, for at most `patience`. Returns `false` if they have not.
+    /// Waits until all requests so far have led to their calls, for at most `patience`. Returns `false` if they
+    /// have not.
     pub(super) fn drain(&self, patience: Duration) -> bool {
         let mut queue = self.shared.queue.lock();
         let is_pending = |queue: &mut Queue| queue.calling || !queue.due.is_empty();
