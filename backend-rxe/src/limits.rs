@@ -19,6 +19,8 @@ pub(crate) const MAX_SRQ: u32 = 65_535;
 pub(crate) const MAX_PD: u32 = 65_535;
 /// Maximum number of memory regions of an adapter.
 pub(crate) const MAX_MR: u32 = 1 << 17;
+/// Maximum number of pages of a fast registration.
+pub(crate) const FAST_REGISTER_PAGES: u32 = 128;
 /// Number of entries of the GID table: all values of an eight-bit index.
 pub(crate) const GID_INDICES: usize = 256;
 /// Valid VLAN identifiers (IEEE 802.1Q table 9-2).

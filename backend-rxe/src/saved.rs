@@ -11,10 +11,12 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use pvrdma_saved_state::{Message, rxe as saved};
+use pvrdma_guest_memory::{Charge, Kept};
+use pvrdma_saved_state::{Message, Part, decoded_bytes, rxe as saved};
 use pvrdma_verbs::{MrRequest, QpInit, SaveHca, SavedMr, SavedQp, SavedRing, SavedSrq, SrqInit, VerbsError};
 use pvrdma_verbs_types::{Gid, GidType, QpAttrMask, QpAttrs, QpState};
 
+use crate::adapter::Adapter;
 use crate::drive::{Endpoint, Parts};
 use crate::hca::{RxeHca, RxeMr, RxePd, RxeQp};
 use crate::mr::Mr;
@@ -26,8 +28,13 @@ use crate::qp::contact::Connection;
 use crate::qp::saved::{restore_address, restore_attrs, save_attrs};
 use crate::srq::RxeSrq;
 
-fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M, VerbsError> {
-    M::decode(bytes).map_err(|_| VerbsError::Invalid("encoding of a saved object"))
+/// Decodes a part, whose memory is charged until the result is dropped. The charge comes first, because a few bytes may
+/// be the encoding of many.
+fn decode<P: Part>(adapter: &Adapter, bytes: &[u8]) -> Result<(P, Charge), VerbsError> {
+    let malformed = VerbsError::Invalid("encoding of a saved object");
+    let Some(heap) = decoded_bytes::<P>(bytes) else { return Err(malformed) };
+    let charge = adapter.budget.charge(Kept::Migration, heap)?;
+    Ok((P::decode(bytes).map_err(|_| malformed)?, charge))
 }
 
 impl SaveHca for RxeHca {
@@ -38,7 +45,9 @@ impl SaveHca for RxeHca {
     }
 
     fn restore_tables(&self, saved: &[u8]) -> Result<(), VerbsError> {
-        self.adapter().mrs.restore(decode(saved)?)
+        let adapter = self.adapter();
+        let (table, _charge) = decode(adapter, saved)?;
+        adapter.mrs.restore(table)
     }
 
     fn restore_gid(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError> {
@@ -80,7 +89,8 @@ impl SaveHca for RxeHca {
             Self::check_access(*access)?;
         }
         let adapter = self.adapter();
-        let key = adapter.mrs.insert_restored(Mr::restore(pd.id, request, decode(&state)?)?)?;
+        let (region, _charge) = decode(adapter, &state)?;
+        let key = adapter.mrs.insert_restored(Mr::restore(pd.id, request, region)?)?;
         Ok(RxeMr { adapter: Arc::clone(adapter), key, destroyed: AtomicBool::new(false) })
     }
 
@@ -95,7 +105,7 @@ impl SaveHca for RxeHca {
     }
 
     fn restore_srq(&self, init: SrqInit<'_, Self>, adapter: &[u8]) -> Result<RxeSrq, VerbsError> {
-        let saved::SharedReceiveQueue { broken } = decode(adapter)?;
+        let (saved::SharedReceiveQueue { broken }, _charge) = decode(self.adapter(), adapter)?;
         let srq = pvrdma_verbs::Hca::create_srq(self, init)?;
         if broken {
             srq.0.set_broken();
@@ -108,7 +118,7 @@ impl SaveHca for RxeHca {
     }
 
     fn restore_qp(&self, init: QpInit<'_, Self>, adapter: &[u8]) -> Result<RxeQp, VerbsError> {
-        let state: saved::QueuePair = decode(adapter)?;
+        let (state, _charge): (saved::QueuePair, _) = decode(self.adapter(), adapter)?;
         let ring = init.send_queue.save().ok_or(VerbsError::Unsupported("a ring that cannot be saved"))?;
         let taken = taken(&ring, init.caps.max_send_wr);
         if held(&state) != Some(taken) {

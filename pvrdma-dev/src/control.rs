@@ -23,6 +23,8 @@ pub(crate) struct Control {
     pub(crate) restored: Option<Box<Restored>>,
     /// Value of [`SaveHca::twins`](pvrdma_verbs::SaveHca::twins) when the state was saved, until the device resumes.
     pub(crate) twins: Option<u64>,
+    /// The device fails when its pause ends.
+    pub(crate) fails: bool,
 }
 
 #[derive(Debug)]
@@ -39,7 +41,7 @@ impl Control {
     /// Creates the power-on state.
     pub(crate) fn new(MacAddr([a, b, c, d, e, f]): MacAddr) -> Self {
         let mac = [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, 0, 0])];
-        Self { state: State::Reset, dsr_low: 0, err: 0, mac, restored: None, twins: None }
+        Self { state: State::Reset, dsr_low: 0, err: 0, mac, restored: None, twins: None, fails: false }
     }
 
     /// Returns the phase of the driver.

@@ -185,6 +185,15 @@ impl<H: Hca> Core<H> {
         *self.wanted.lock()
     }
 
+    /// Returns the configured limits, bounded by those of the adapter. A driver may get less, as the memory limit
+    /// allows.
+    ///
+    /// # Errors
+    /// A limit is out of range, or the adapter supports less of a resource than drivers need.
+    pub(crate) fn configured_limits(&self) -> Result<Limits, VerbsError> {
+        self.wanted_limits().bounded_by(&self.hca.limits())
+    }
+
     /// Returns the limits in force and those of the next driver.
     pub(crate) fn limit_status(&self) -> Vec<LimitStatus> {
         let now = self.limits();

@@ -95,8 +95,13 @@ const fn aligned(what: &'static str, address: u64) -> Result<(), HandshakeError>
     Ok(())
 }
 
+/// Returns `true` if an event ring can have this number of pages.
+pub(crate) fn is_ring_size(pages: u32) -> bool {
+    (2..=MAX_RING_PAGES).contains(&pages)
+}
+
 fn ring_pages(view: &DmaView<'_>, what: &'static str, ring: RingPages) -> Result<PageList, HandshakeError> {
-    if !(2..=MAX_RING_PAGES).contains(&ring.num_pages) {
+    if !is_ring_size(ring.num_pages) {
         return Err(HandshakeError::RingPages(what, ring.num_pages));
     }
     let pages =

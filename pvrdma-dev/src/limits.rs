@@ -293,6 +293,13 @@ impl Limits {
         entries.map(status).collect()
     }
 
+    /// Returns the first limit that is above the one of `most`: its name, its value, and the value of `most`.
+    pub(crate) fn first_above(mut self, mut most: Self) -> Option<(&'static str, u64, u64)> {
+        let both = NAMES.iter().zip(self.entries()).zip(most.entries());
+        let mut values = both.map(|((&name, value), most)| (name, value.get(), most.get()));
+        values.find(|(_, value, most)| value > most)
+    }
+
     /// Checks each limit against the range that the interface supports.
     ///
     /// # Errors

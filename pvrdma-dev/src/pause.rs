@@ -9,6 +9,7 @@
 //! | a doorbell that arms a completion queue | the queue is armed; a look that arming implies follows at the end |
 //! | a store to a mapped doorbell page | as a doorbell that posts |
 //! | an event, such as a change of the link | it waits until the pause ends |
+//! | a failure on request | it waits until the pause ends |
 //! | a command, a handshake, ACTIVATE | refused, with an error in ERR |
 //! | all other registers, RESET, configuration space | as always |
 //!
@@ -50,7 +51,7 @@ impl<H: PauseHca> PvrdmaDevice<H> {
     ///
     /// Returns `false` if the device is not paused, or a restore is not finished.
     pub fn resume(&self) -> bool {
-        let control = self.control.lock();
+        let mut control = self.control.lock();
         let core = self.core();
         if !core.is_paused() || control.restored.is_some() {
             return false;
@@ -59,6 +60,9 @@ impl<H: PauseHca> PvrdmaDevice<H> {
         core.paused.store(false, Ordering::Release);
         core.hca.resume();
         core.catch_up();
+        if std::mem::take(&mut control.fails) {
+            self.fail_locked(&mut control);
+        }
         true
     }
 

@@ -65,14 +65,15 @@ impl<H: Hca> PvrdmaDevice<H> {
     }
 
     fn outline_of(&self, control: &Control) -> Outline {
-        let session = match (&control.state, control.restored.as_deref().and_then(|restored| restored.session.as_ref()))
-        {
+        let restored = control.restored.as_deref();
+        let session = match (&control.state, restored.and_then(|restored| restored.session.as_ref())) {
             (State::Active(session), _) | (_, Some((session, _, true))) => Some(session),
             _ => None,
         };
+        let mask = restored.map_or_else(|| self.core().interrupts.mask(), |restored| restored.interrupts.mask);
         let mut outline = Outline {
             config: [0; CONFIG_SIZE],
-            interrupt_mask: self.core().interrupts.mask(),
+            interrupt_mask: mask,
             shared_region: session.map_or(0, |session| session.shared_region),
         };
         self.pci.lock().read(0, &mut outline.config, false);
@@ -84,12 +85,22 @@ impl<H: Hca> PvrdmaDevice<H> {
     }
 
     /// Makes the device fail as a crash of its process does: all objects are lost, the device is in reset, and an
-    /// active driver is told by DEVICE_FATAL. Waits for the command in progress.
+    /// active driver is told by DEVICE_FATAL. Waits for the command in progress. A device that is paused fails when the
+    /// pause ends, because the memory and the state of a paused device may be copied.
     pub fn fail(&self) {
         let mut control = self.control.lock();
-        let outline = self.outline_of(&control);
+        if self.core().is_paused() {
+            control.fails = true;
+        } else {
+            self.fail_locked(&mut control);
+        }
+    }
+
+    /// As [`Self::fail`], for a device that is not paused.
+    pub(crate) fn fail_locked(&self, control: &mut Control) {
+        let outline = self.outline_of(control);
         let log = &self.core().log;
-        match self.recover_locked(&mut control, &outline) {
+        match self.recover_locked(control, &outline) {
             Ok(()) => log.warn(module_path!(), format_args!("failed on request")),
             Err(error) => log.warn(module_path!(), format_args!("failed on request; the driver is not told: {error}")),
         }

@@ -13,7 +13,7 @@ use super::contact::Connection;
 use super::requester::{Progress, Requester};
 use super::responder::Responder;
 use crate::gid::BoundGid;
-use crate::limits::{MAX_RD_ATOMIC, VLANS, hca_limits};
+use crate::limits::{FAST_REGISTER_PAGES, MAX_RD_ATOMIC, VLANS, hca_limits};
 
 /// Attributes whose ranges are checked. The port number is 0 before INIT.
 const CHECKED: QpAttrMask = QpAttrMask::PKEY_INDEX
@@ -181,13 +181,24 @@ impl Responder {
     }
 }
 
+/// Returns `true` if a saved send request is no longer than one of a queue pair with `max_sge` SGEs.
+pub(crate) fn is_short(work: &work::SendWr, max_sge: u8) -> bool {
+    let few_pages = match &work.operation {
+        Some(work::Operation::FastRegister(work::FastRegister { pages: Some(pages), .. })) => {
+            pages.count.iter().copied().map(u64::from).sum::<u64>() <= FAST_REGISTER_PAGES.into()
+        }
+        _ => true,
+    };
+    few_pages && work.sges.len() <= usize::from(max_sge)
+}
+
 /// Restores a send request of a queue pair whose requests have up to `max_sge` SGEs.
 ///
 /// # Errors
 /// The request is not valid.
 pub(crate) fn restore_work(work: work::SendWr, max_sge: u8) -> Result<SendWr, VerbsError> {
-    let few = work.sges.len() <= usize::from(max_sge);
-    restore_send(work).ok().filter(|_| few).ok_or(VerbsError::Invalid("send request"))
+    let short = is_short(&work, max_sge);
+    restore_send(work).ok().filter(|_| short).ok_or(VerbsError::Invalid("send request"))
 }
 
 fn restore_taken(receive: &work::RecvWr) -> Result<RecvWr, VerbsError> {

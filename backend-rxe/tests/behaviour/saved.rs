@@ -1,7 +1,8 @@
 //! Queue pairs and regions that are saved and restored: every byte is right, and everything happens once and in order.
 
 use pvrdma_link::fault::Faults;
-use pvrdma_saved_state::{Message, rxe as saved};
+use pvrdma_saved_state::pages::PageList;
+use pvrdma_saved_state::{Message, roce, rxe as saved, work};
 use pvrdma_verbs::{Hca, MemoryRegion, MrShape, PauseHca, QueuePair, SaveHca, VerbsError};
 use pvrdma_verbs_types::{QpAttrs, QpState, QpType, SendData, SendOp, UdDestination, WcStatus};
 
@@ -197,6 +198,27 @@ fn regions_keep_their_keys() {
     b.hca.restore_tables(&tables).unwrap();
 }
 
+/// An empty element of a list is two bytes long, and takes a hundred when it is decoded. A state whose decoded form
+/// does not fit into the budget is refused before it is decoded.
+#[test]
+fn parts_are_charged_before_they_are_decoded() {
+    let Pair { a, left, .. } = Pair::new();
+    assert!(a.hca.pause());
+    let mut state = decoded(&a.hca.save_qp(&left.qp).unwrap().adapter);
+    let requests = vec![roce::Request::default(); 50_000];
+    let transport = Some(roce::Requester { requests, ..Default::default() });
+    let wire = saved::WireRequester { source: None, transport };
+    state.requester.as_mut().unwrap().route = Some(saved::Route::Wire(Box::new(wire)));
+    let (used, part) = (a.budget.used(), state.encode_to_vec());
+    a.budget.set_limit(used + 10 * part.len() as u64);
+    let refused = a.restore(left, &part).err();
+    assert!(matches!(refused, Some(VerbsError::Budget(_))), "{refused:?}");
+    let table = saved::RegionTable { base: 1, keys: Vec::new(), free: vec![0; 200_000] }.encode_to_vec();
+    a.budget.set_limit(a.budget.used() + 2 * table.len() as u64);
+    let refused = a.hca.restore_tables(&table).err();
+    assert!(matches!(refused, Some(VerbsError::Budget(_))), "{refused:?}");
+}
+
 /// Each change of a valid state is refused, and leaves the number free for another queue pair.
 #[test]
 fn forged_queue_pairs_are_refused() {
@@ -265,12 +287,23 @@ fn forged_queue_pairs_are_refused() {
         work.sges = vec![work.sges[0]; 5];
     };
     assert_eq!(local(&many), Some("send request"));
+    let register = |count| {
+        let pages = Some(PageList { first: vec![1], count: vec![count] });
+        work::Operation::FastRegister(work::FastRegister { pages, ..Default::default() })
+    };
+    let pages = |count| {
+        move |state: &mut saved::QueuePair| {
+            own(state).current.as_mut().unwrap().operation = Some(register(count));
+        }
+    };
+    assert_eq!(local(&pages(128)), None);
+    assert_eq!(local(&pages(129)), Some("send request"));
     let responder = |state: &mut saved::QueuePair| peers(state).wire = Some(saved::WireResponder::default());
     assert_eq!(local(&responder), Some("connection of a responder on the wire"));
     let wire = |state: &mut saved::QueuePair| {
         own(state).current = None;
         let requests = vec![Default::default()];
-        let transport = Some(pvrdma_saved_state::roce::Requester { requests, ..Default::default() });
+        let transport = Some(roce::Requester { requests, ..Default::default() });
         own(state).route = Some(saved::Route::Wire(Box::new(saved::WireRequester { source: None, transport })));
     };
     assert_eq!(local(&wire), Some("a peer on the network without an uplink"));
@@ -282,7 +315,7 @@ fn forged_queue_pairs_are_refused() {
         assert_eq!(refused(&transport), Some("state of a connection"));
         let message = |state: &mut saved::QueuePair| {
             let wire = peers(state).wire.as_mut().unwrap();
-            wire.transport.as_mut().unwrap().message = Some(pvrdma_saved_state::roce::Message::Send(1));
+            wire.transport.as_mut().unwrap().message = Some(roce::Message::Send(1));
         };
         assert_eq!(refused(&message), Some("message in progress"));
         let connection = |state: &mut saved::QueuePair| peers(state).connection = 2;

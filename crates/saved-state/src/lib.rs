@@ -56,6 +56,7 @@ mod header;
 mod kinds;
 mod reader;
 mod record;
+mod weight;
 mod writer;
 
 #[cfg(test)]
@@ -79,4 +80,5 @@ pub use kinds::kind_name;
 pub use prost::{DecodeError, Message};
 pub use reader::{RawRecord, Reader};
 pub use record::{MAX_RECORD, Record};
+pub use weight::{Part, decoded_bytes};
 pub use writer::Writer;

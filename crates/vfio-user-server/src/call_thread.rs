@@ -40,11 +40,15 @@ struct Queue {
     running: bool,
     /// The thread ends once no request is pending.
     ending: bool,
+    /// The thread has taken requests whose calls are not all made.
+    calling: bool,
 }
 
 struct Shared {
     queue: Mutex<Queue>,
     changed: Condvar,
+    /// Notified when the thread has made all calls that it has taken.
+    called: Condvar,
     /// Held by the thread during a call.
     busy: Mutex<()>,
     call: Box<dyn Fn(Cause) + Send + Sync>,
@@ -59,8 +63,8 @@ impl fmt::Debug for CallThread {
 impl CallThread {
     /// Creates a handle whose thread executes `call`. No thread is started yet.
     pub(super) fn new(call: impl Fn(Cause) + Send + Sync + 'static) -> Self {
-        let shared =
-            Shared { queue: Mutex::default(), changed: Condvar::new(), busy: Mutex::default(), call: Box::new(call) };
+        let (changed, called) = (Condvar::new(), Condvar::new());
+        let shared = Shared { queue: Mutex::default(), changed, called, busy: Mutex::default(), call: Box::new(call) };
         Self { shared: Arc::new(shared) }
     }
 
@@ -89,6 +93,14 @@ impl CallThread {
     pub(super) fn cancel(&self) {
         self.end();
         drop(self.shared.busy.try_lock_for(PATIENCE));
+    }
+
+    /// Waits until all requests so far have led to their calls, for at most `patience`. Returns `false` if they
+    /// have not.
+    pub(super) fn drain(&self, patience: Duration) -> bool {
+        let mut queue = self.shared.queue.lock();
+        let is_pending = |queue: &mut Queue| queue.calling || !queue.due.is_empty();
+        !self.shared.called.wait_while_for(&mut queue, is_pending, patience).timed_out()
     }
 
     /// Waits for a call in progress.
@@ -126,8 +138,12 @@ impl Shared {
     fn next(&self) -> Option<BTreeSet<Cause>> {
         let mut queue = self.queue.lock();
         let mut idle = false;
+        if std::mem::replace(&mut queue.calling, false) {
+            self.called.notify_all();
+        }
         loop {
             if !queue.due.is_empty() {
+                queue.calling = true;
                 return Some(std::mem::take(&mut queue.due));
             }
             // `running` is cleared under the lock, so that a later request starts a new thread.

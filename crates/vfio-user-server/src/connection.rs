@@ -409,7 +409,12 @@ impl<'a> Connection<'a> {
                 self.migration.reset();
                 Ok(())
             }
-            Request::Feature(feature) => self.migration.feature(feature, body, &mut self.out),
+            Request::Feature(feature) => {
+                let done = self.migration.feature(feature, body, &mut self.out);
+                // A restore has replaced the function's outline, or a refusal has reset it.
+                self.endpoint.note_function();
+                done
+            }
             Request::MigDataRead(size) => self.migration.read(size, &mut self.out),
             Request::MigDataWrite(data) => self.migration.write(data),
         }

@@ -396,19 +396,21 @@ impl Acceptor {
         self.client = Some(self.start_client(stream, Some(Adoption { connection, outline, ready, go: permission }))?);
         // Disconnected only by a panic of that thread.
         let told = prepared.recv().map_err(io::Error::other)??;
-        Ok((AdoptedClient { session: Arc::clone(&self.session), go }, told))
+        let stats = Arc::clone(&self.endpoint.stats);
+        Ok((AdoptedClient { session: Arc::clone(&self.session), stats, go }, told))
     }
 
     fn start_client(&self, stream: Arc<UnixStream>, adoption: Option<Adoption>) -> io::Result<Client> {
         self.endpoint.stats.set_process(peer(&stream));
-        self.endpoint.stats.set_connected(true);
+        // The client of another server connects here when it is served: until then it may stay there.
+        self.endpoint.stats.set_connected(adoption.is_none());
         let (endpoint, session) = (Arc::clone(&self.endpoint), Arc::clone(&self.session));
         let hang_up = HangUp { stream: Arc::clone(&stream), given: adoption.is_some() };
         let (ended, end) = sync_channel::<()>(0);
         let thread = threads::spawn(ThreadKind::Connection, endpoint.name.clone(), move || {
             let (_ended, mut served) = (ended, hang_up);
             served.given = endpoint.serve_session(&served.stream, &session, adoption) == Ended::Given;
-            endpoint.stats.set_connected(false);
+            if served.given { endpoint.stats.set_given() } else { endpoint.stats.set_connected(false) }
         });
         match thread {
             Ok(thread) => Ok(Client { stream, thread, end }),
@@ -433,3 +435,6 @@ impl Acceptor {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -93,7 +93,8 @@ impl fmt::Debug for ConnectionStats {
 }
 
 impl ConnectionStats {
-    /// Creates statistics of a new socket. `observer` is called on the thread that serves the socket.
+    /// Creates statistics of a new socket. `observer` is called when a client connects, or is taken over from another
+    /// server, and when it disconnects; not when it is given away.
     pub fn with_observer(observer: impl Fn(bool) + Send + Sync + 'static) -> Self {
         Self { observer: Some(Box::new(observer)), ..Self::default() }
     }
@@ -115,6 +116,11 @@ impl ConnectionStats {
         if let Some(observer) = self.observer.as_ref().filter(|_| before != connected) {
             observer(connected);
         }
+    }
+
+    /// Records that another server has the client, without a call of the observer.
+    pub(crate) fn set_given(&self) {
+        self.connected.store(false, Ordering::Relaxed);
     }
 
     /// Records that the client migrates the device, or no longer does.

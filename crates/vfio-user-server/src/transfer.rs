@@ -18,6 +18,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
+use std::time::Duration;
 
 use parking_lot::MutexGuard;
 use rustix::io::Errno;
@@ -26,6 +27,7 @@ use thiserror::Error;
 use crate::client_connection::{ClientConnection, ClientRange, FilePart};
 use crate::endpoint::Endpoint;
 use crate::session::{Service, Session, SessionClient, SessionState};
+use crate::stats::ConnectionStats;
 
 /// Reason why a client cannot be held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -70,13 +72,21 @@ pub struct HeldClient<'a> {
     pub(crate) state: MutexGuard<'a, SessionState>,
 }
 
+/// Time for the interrupts that a thread of the device still has to signal. They normally take microseconds.
+const INTERRUPTS: Duration = Duration::from_millis(100);
+
 impl HeldClient<'_> {
-    /// Describes the connection. Returns `None` if no client is connected.
+    /// Describes the connection. Returns `None` if no client is connected. The function is paused, so that it raises no
+    /// more interrupts: those that were raised before are signalled when this returns. The next server raises those of
+    /// events and completions again, but not the one that announces the response to a command.
     ///
     /// # Errors
-    /// The process has too few descriptors.
+    /// The process has too few descriptors, or the client makes the signals last.
     pub fn connection(&self) -> io::Result<Option<ClientConnection>> {
         let Some(SessionClient { stream, protocol }) = &self.state.client else { return Ok(None) };
+        if !self.endpoint.irqs.drain(INTERRUPTS) {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "an interrupt is still being delivered"));
+        }
         let (mut ranges, mut files) = (Vec::new(), Files::default());
         let view = self.endpoint.memory.view();
         for range in view.ranges() {
@@ -131,6 +141,7 @@ impl Files {
 #[derive(Debug)]
 pub struct AdoptedClient {
     pub(crate) session: Arc<Session>,
+    pub(crate) stats: Arc<ConnectionStats>,
     pub(crate) go: SyncSender<()>,
 }
 
@@ -139,6 +150,7 @@ impl AdoptedClient {
     /// ended.
     pub fn serve(self) {
         self.session.0.lock().service = Service::Active;
+        self.stats.set_connected(true);
         // Fails only if the connection's thread has ended by a panic.
         let _ = self.go.send(());
     }

@@ -62,6 +62,16 @@ pub enum RestoreError {
     /// The limits in force exceed those of the adapter.
     #[error("the limits of the saved state: {0}")]
     Limits(#[source] VerbsError),
+    /// A limit in force exceeds the configuration of this device.
+    #[error("the saved device has {limit}={saved}, more than the {here} of this one")]
+    AboveConfigured {
+        /// Name of the limit.
+        limit: &'static str,
+        /// Limit that the driver of the saved device has read.
+        saved: u64,
+        /// Limit of this device.
+        here: u64,
+    },
     /// The adapter refuses its state.
     #[error("the adapter refuses its saved state")]
     Adapter(#[source] VerbsError),

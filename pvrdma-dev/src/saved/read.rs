@@ -18,7 +18,7 @@ use crate::abi::ring::{Eqe, MAX_PAGES, eqe};
 use crate::control::{Connections, Control, Restored};
 use crate::core::Core;
 use crate::device::PvrdmaDevice;
-use crate::dsr::{Session, is_aligned};
+use crate::dsr::{Session, is_aligned, is_ring_size};
 use crate::events::{Cqne, EventRings, SavedEventRing, SavedEventRings};
 use crate::intr::SavedInterrupts;
 use crate::objects::TablePosition;
@@ -48,7 +48,7 @@ pub(super) fn device<H: SaveHca>(
         return Err(RestoreError::Differs("MAC address"));
     }
     let moves = reader.header().live && is_recent(reader.header().time);
-    let (session, interrupts) = restore_registers(device, control, reader.expect()?)?;
+    let (session, interrupts) = restore_registers(device, control, reader.expect()?, connections)?;
     let mut restorer = Restorer::new(core, session.filter(|&(_, active)| active).map(|(session, _)| session));
     while let Some(record) = reader.next()? {
         restorer.record(record)?;
@@ -92,6 +92,7 @@ fn restore_registers<H: SaveHca>(
     device: &PvrdmaDevice<H>,
     control: &mut Control,
     message: saved::Device,
+    connections: Connections,
 ) -> Result<(Option<(Session, bool)>, SavedInterrupts), RestoreError> {
     let core = device.core();
     let saved::Device {
@@ -121,6 +122,13 @@ fn restore_registers<H: SaveHca>(
     let limits = limits.ok_or(RestoreError::Misplaced("the list of limits"))?;
     let limits = convert::restore_limits(&limits, core.wanted_limits().max_memory)?;
     core.restore_offer(limits).map_err(RestoreError::Limits)?;
+    // Within the daemon, the limits in force are older than its configuration, which may have become lower since.
+    if connections == Connections::MoveOrEnd {
+        let here = core.configured_limits().map_err(RestoreError::Limits)?;
+        if let Some((limit, saved, here)) = limits.first_above(here) {
+            return Err(RestoreError::AboveConfigured { limit, saved, here });
+        }
+    }
     let switches = device.load_config_space(&config_space).ok_or(RestoreError::Differs("configuration space"))?;
     let phase = convert::number::<saved::Phase>("phase", phase)?;
     let session = session.map(|session| restore_session(&session, version)).transpose()?;
@@ -148,11 +156,30 @@ fn restore_session(session: &saved::Session, device_version: u32) -> Result<Sess
 }
 
 /// An event ring that was read.
-struct ReadRing {
-    pages: PageList,
-    tail: Option<u32>,
-    /// Kinds and subjects of the events that wait.
-    waiting: Vec<(Option<u32>, u32)>,
+struct ReadRing<E> {
+    saved: SavedEventRing<E>,
+    /// The events that wait: each waits at most once.
+    seen: HashSet<E>,
+}
+
+impl<E: Copy + Eq + Hash> ReadRing<E> {
+    fn new(saved: SavedEventRing<E>) -> Self {
+        Self { saved, seen: HashSet::new() }
+    }
+
+    /// Adds events that wait. `event` returns an event with this kind and subject, if there can be one.
+    fn wait(
+        &mut self,
+        events: impl Iterator<Item = (Option<u32>, u32)>,
+        event: impl Fn(Option<u32>, u32) -> Option<E>,
+    ) -> Result<(), RestoreError> {
+        for (kind, subject) in events {
+            let event = event(kind, subject).filter(|&event| self.seen.insert(event));
+            let event = event.ok_or(RestoreError::Invalid { what: "event", value: subject.into() })?;
+            self.saved.waiting.push(event);
+        }
+        Ok(())
+    }
 }
 
 /// Restores objects, record by record.
@@ -166,7 +193,8 @@ pub(super) struct Restorer<'a, H: SaveHca> {
     part: Vec<u8>,
     /// Charges for both.
     charges: Vec<Charge>,
-    event_rings: Vec<ReadRing>,
+    asynchronous: Option<ReadRing<Eqe>>,
+    notifications: Option<ReadRing<Cqne>>,
     has_tables: bool,
     /// Kinds of the handle tables so far.
     tables: Vec<saved::ObjectKind>,
@@ -182,7 +210,8 @@ impl<'a, H: SaveHca> Restorer<'a, H> {
             pages: PageListBuilder::default(),
             part: Vec::new(),
             charges: Vec::new(),
-            event_rings: Vec::new(),
+            asynchronous: None,
+            notifications: None,
             has_tables: false,
             tables: Vec::new(),
             rings: Vec::new(),
@@ -221,7 +250,7 @@ impl<'a, H: SaveHca> Restorer<'a, H> {
     }
 
     /// Ends the restore of objects. Returns the event rings, and the pages of all rings.
-    fn end(mut self) -> Result<(Option<EventRings>, Vec<PageList>), RestoreError> {
+    fn end(self) -> Result<(Option<EventRings>, Vec<PageList>), RestoreError> {
         if self.pages.pages() > 0 || !self.part.is_empty() {
             return Err(RestoreError::Misplaced("the object of a list of pages"));
         }
@@ -231,24 +260,19 @@ impl<'a, H: SaveHca> Restorer<'a, H> {
         if self.tables.len() != TABLES {
             return Err(RestoreError::Misplaced("a handle table"));
         }
-        let mut read = std::mem::take(&mut self.event_rings).into_iter();
-        let (asynchronous, notifications) = match (read.next(), read.next(), read.next()) {
-            (None, None, None) => return Ok((None, self.rings)),
-            (Some(asynchronous), Some(notifications), None) => (asynchronous, notifications),
+        let (asynchronous, notifications) = match (self.asynchronous, self.notifications) {
+            (None, None) => return Ok((None, self.rings)),
+            (Some(asynchronous), Some(notifications)) => (asynchronous.saved, notifications.saved),
             _ => return Err(RestoreError::Misplaced("an event ring")),
         };
-        let asynchronous = ring_of(asynchronous, |(kind, info)| self.event(kind?, info))?;
-        let notifications = ring_of(notifications, |(kind, info)| {
-            (kind.is_none() && self.core.objects.cqs.has_handle(info)).then_some(Cqne(info))
-        })?;
         let saved = SavedEventRings { asynchronous, notifications };
         let rings = EventRings::restore(saved, Arc::clone(&self.core.interrupts));
         Ok((Some(rings.map_err(|error| RestoreError::EventRings(error.into()))?), self.rings))
     }
 
     /// Returns an asynchronous event, if there can be such an event.
-    fn event(&self, kind: u32, info: u32) -> Option<Eqe> {
-        let objects = &self.core.objects;
+    fn event(core: &Core<H>, kind: u32, info: u32) -> Option<Eqe> {
+        let objects = &core.objects;
         let can_be = match eqe::subject(kind)? {
             eqe::Subject::Cq => objects.cqs.has_handle(info),
             eqe::Subject::Qp => objects.qps.has_handle(info),
@@ -299,23 +323,37 @@ impl<'a, H: SaveHca> Restorer<'a, H> {
 
     fn event_ring(&mut self, message: &saved::EventRing) -> Result<(), RestoreError> {
         let &saved::EventRing { tail } = message;
+        if self.notifications.is_some() {
+            return Err(RestoreError::Misplaced("an event ring"));
+        }
         let pages = self.take_pages();
+        if tail.is_some() && !is_ring_size(pages.pages()) {
+            let (what, value) = ("number of pages of an event ring", pages.pages().into());
+            return Err(RestoreError::Invalid { what, value });
+        }
         self.rings.push(pages.clone());
-        self.event_rings.push(ReadRing { pages, tail, waiting: Vec::new() });
+        if self.asynchronous.is_none() {
+            self.asynchronous = Some(ReadRing::new(SavedEventRing { pages, tail, waiting: Vec::new() }));
+        } else {
+            self.notifications = Some(ReadRing::new(SavedEventRing { pages, tail, waiting: Vec::new() }));
+        }
         Ok(())
     }
 
     fn waiting_events(&mut self, message: saved::WaitingEvents) -> Result<(), RestoreError> {
         let saved::WaitingEvents { kinds, subjects } = message;
-        let ring = self.event_rings.last_mut().ok_or(RestoreError::Misplaced("an event ring"))?;
-        if kinds.is_empty() {
-            ring.waiting.extend(subjects.into_iter().map(|subject| (None, subject)));
-        } else if kinds.len() == subjects.len() {
-            ring.waiting.extend(kinds.into_iter().map(Some).zip(subjects));
-        } else {
+        if !kinds.is_empty() && kinds.len() != subjects.len() {
             return Err(RestoreError::Invalid { what: "list of events", value: kinds.len() as u64 });
         }
-        Ok(())
+        let kinds = kinds.into_iter().map(Some).chain(std::iter::repeat(None));
+        let (core, events) = (self.core, kinds.zip(subjects));
+        match (&mut self.asynchronous, &mut self.notifications) {
+            (_, Some(ring)) => ring.wait(events, |kind, subject| {
+                (kind.is_none() && core.objects.cqs.has_handle(subject)).then_some(Cqne(subject))
+            }),
+            (Some(ring), None) => ring.wait(events, |kind, subject| Self::event(core, kind?, subject)),
+            (None, None) => Err(RestoreError::Misplaced("an event ring")),
+        }
     }
 
     fn table(&mut self, message: &saved::Table) -> Result<(), RestoreError> {
@@ -337,19 +375,4 @@ impl<'a, H: SaveHca> Restorer<'a, H> {
         }
         Ok(())
     }
-}
-
-/// Returns the state of an event ring; `event` checks an event.
-fn ring_of<E: Copy + Eq + Hash>(
-    read: ReadRing,
-    event: impl Fn((Option<u32>, u32)) -> Option<E>,
-) -> Result<SavedEventRing<E>, RestoreError> {
-    let ReadRing { pages, tail, waiting } = read;
-    let mut seen = HashSet::new();
-    // An event waits at most once.
-    let checked = |fields: (Option<u32>, u32)| {
-        let event = event(fields).filter(|&event| seen.insert(event));
-        event.ok_or(RestoreError::Invalid { what: "event", value: fields.1.into() })
-    };
-    Ok(SavedEventRing { pages, tail, waiting: waiting.into_iter().map(checked).collect::<Result<_, _>>()? })
 }

@@ -85,7 +85,7 @@ fn registers<H: SaveHca>(
     control: &Control,
     pci: &ConfigSpace,
 ) -> Result<saved::Device, SaveError> {
-    let Control { state, dsr_low, err, mac: [mac_low, mac_high], restored, twins: _ } = control;
+    let Control { state, dsr_low, err, mac: [mac_low, mac_high], restored, twins: _, fails: _ } = control;
     if restored.is_some() {
         return Err(SaveError::Unfinished);
     }

@@ -49,8 +49,12 @@ impl Keeper {
             Err(CallError::Gone | CallError::Ended) => return Err(HandOverError::Refused("it ended".to_owned())),
         };
         drop(giver);
+        let keepers = &self.plan.services.keepers;
+        keepers.begin_hand_over();
         let taken = self.call(&mut next, Request::TakeOver {}, &[taker.into()]);
         let given = session.wait(&given, &self.stop, self.plan.timing.hung);
+        // A giver that was refused, or that has ended without an answer, had its clients to the end.
+        keepers.end_hand_over(taken.is_ok() || matches!(given, Ok(Some(Reply::Given { .. }))));
         match (given, taken) {
             (given, Ok(())) => {
                 let done = HandedOver { blackout: began.elapsed(), ended: given.map(ended).unwrap_or_default() };

@@ -53,12 +53,16 @@ struct Devices {
     kept: HashMap<String, Kept>,
     /// The network stops: no other keeper starts.
     closed: bool,
+    /// The worker hands its devices over: keepers that start now are those of its successor.
+    handing_over: bool,
 }
 
 /// Keepers of a device.
 #[derive(Debug)]
 struct Kept {
     now: Option<Running>,
+    /// Keeper of the worker that takes the device over.
+    next: Option<Running>,
     /// The worker has ended, and the next one has not been given the current keeper yet.
     left: bool,
     starts: Budget,
@@ -110,10 +114,14 @@ impl Keepers {
             return Err(io::Error::other("the network stops"));
         }
         let budget = |rate| Budget::new(rate, Instant::now());
-        let none = || Kept { now: None, left: false, starts: budget(STARTS), crashes: budget(self.crashes) };
-        let kept = devices.kept.entry(device.to_owned()).or_insert_with(none);
+        let none =
+            || Kept { now: None, next: None, left: false, starts: budget(STARTS), crashes: budget(self.crashes) };
+        let Devices { kept, handing_over, .. } = &mut *devices;
+        let kept = kept.entry(device.to_owned()).or_insert_with(none);
         kept.left = false;
-        if let Some(keeper) = kept.now.take() {
+        // The worker that gives the device keeps its keeper until the other one serves the client.
+        let current = if *handing_over { &mut kept.next } else { &mut kept.now };
+        if let Some(keeper) = current.take() {
             self.kill(device, keeper.process);
         }
         self.look();
@@ -138,8 +146,26 @@ impl Keepers {
             // A process group of its own: signals from a terminal must reach only the supervisor.
             .process_group(0)
             .spawn()?;
-        kept.now = Some(Running { process: WorkerProcess::new(child)?, listening });
+        *current = Some(Running { process: WorkerProcess::new(child)?, listening });
         Ok(connection)
+    }
+
+    /// Starts keepers for the worker that takes the devices over, from now on. Those of the giver stay.
+    pub(super) fn begin_hand_over(&self) {
+        self.devices.lock().handing_over = true;
+    }
+
+    /// Ends a hand-over. The keepers of the giver end if the devices were `given`, otherwise those of the taker.
+    pub(super) fn end_hand_over(&self, given: bool) {
+        let mut devices = self.devices.lock();
+        devices.handing_over = false;
+        for (device, kept) in &mut devices.kept {
+            let Some(next) = kept.next.take() else { continue };
+            let ended = if given { kept.now.replace(next) } else { Some(next) };
+            if let Some(keeper) = ended {
+                self.kill(device, keeper.process);
+            }
+        }
     }
 
     /// Prepares the keepers for the next worker: those whose clients have survived too many crashes are killed, which
@@ -175,7 +201,7 @@ impl Keepers {
         let (now, mut crashes) = (Some(Running { process, listening: Listening::Place(place) }), budget(self.crashes));
         // The end of the daemon counts: the client may have caused it.
         let _ = crashes.take(Instant::now());
-        let kept = Kept { now, left: true, starts: budget(STARTS), crashes };
+        let kept = Kept { now, next: None, left: true, starts: budget(STARTS), crashes };
         self.devices.lock().kept.insert(device, kept);
     }
 
@@ -217,9 +243,10 @@ impl Keepers {
 
     /// Kills the keeper of a device, and waits a moment for its end.
     pub(super) fn end(&self, device: &str) {
-        let kept = self.devices.lock().kept.remove(device);
-        if let Some(keeper) = kept.and_then(|kept| kept.now) {
-            self.kill(device, keeper.process);
+        let Some(kept) = self.devices.lock().kept.remove(device) else { return };
+        let keepers = [kept.now, kept.next];
+        if keepers.iter().any(Option::is_some) {
+            keepers.into_iter().flatten().for_each(|keeper| self.kill(device, keeper.process));
             self.wait(DEATH);
         }
     }
@@ -234,7 +261,7 @@ impl Keepers {
     /// Kills all keepers.
     pub(super) fn end_all(&self) {
         for (device, kept) in &mut self.devices.lock().kept {
-            if let Some(keeper) = kept.now.take() {
+            for keeper in [kept.now.take(), kept.next.take()].into_iter().flatten() {
                 self.kill(device, keeper.process);
             }
         }
@@ -270,5 +297,43 @@ impl Drop for Keepers {
     fn drop(&mut self) {
         self.end_all();
         self.wait(DEATH);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keepers() -> Keepers {
+        let program = Program {
+            path: "/bin/sh".into(),
+            keeper: ["-c", "exec sleep 60"].map(str::to_owned).to_vec(),
+            installed: None,
+            arguments: Vec::new(),
+        };
+        let (crashes, wedged, events) =
+            (Rate { burst: 9, each: Duration::from_secs(9) }, Arc::default(), Arc::default());
+        Keepers::new(Some(program), None, SandboxMode::Off, "net", crashes, wedged, events)
+    }
+
+    /// Returns the process that holds the client of a device.
+    fn holder(keepers: &Keepers) -> u32 {
+        keepers.devices.lock().kept["vm"].now.as_ref().unwrap().process.id()
+    }
+
+    /// After a hand-over that was refused, the client would not survive a crash if its keeper had ended.
+    #[test]
+    fn the_keeper_of_the_giver_stays_until_its_devices_are_given() {
+        let keepers = keepers();
+        let _giver = keepers.start("vm").unwrap();
+        let before = holder(&keepers);
+        for given in [false, true] {
+            keepers.begin_hand_over();
+            let _taker = keepers.start("vm").unwrap();
+            assert_eq!(holder(&keepers), before);
+            keepers.end_hand_over(given);
+            assert_eq!(holder(&keepers) == before, !given);
+            assert_eq!(keepers.worker_ended(), BTreeSet::from(["vm".to_owned()]));
+        }
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use log::{error, info, warn};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
@@ -366,8 +366,25 @@ impl Keeper {
             let _ = done.try_send(result);
             end?;
         }
-        self.serves(session);
-        Ok(())
+        self.serves_again(session)
+    }
+
+    /// Lets other threads send requests to a worker that they found absent: one that has taken the devices, or that has
+    /// kept them. The carrier may have changed meanwhile; all other changes wait for the end of a hand-over.
+    fn serves_again(&self, session: &mut Session) -> Result<(), End> {
+        let mut told = None;
+        loop {
+            // It is compared under the lock, as in `set_up`.
+            let life = self.lives.life.lock();
+            let settings = self.plan.settings();
+            if settings.interface == told {
+                self.serves_locked(life, session);
+                return Ok(());
+            }
+            drop(life);
+            self.call(session, Request::Carrier { carrier: settings.carrier() }, &[])?;
+            told = settings.interface;
+        }
     }
 
     /// Configures a new worker. On success, its state equals the plan and it accepts requests.
@@ -448,7 +465,10 @@ impl Keeper {
 
     /// Lets other threads send requests to this worker.
     pub(super) fn serves(&self, session: &Session) {
-        let mut life = self.lives.life.lock();
+        self.serves_locked(self.lives.life.lock(), session);
+    }
+
+    fn serves_locked(&self, mut life: MutexGuard<'_, Life>, session: &Session) {
         life.running = Some((session.pid(), Arc::clone(session.connection())));
         self.lives.changed.notify_all();
     }

@@ -10,12 +10,14 @@ use pvrdma_guest_memory::{Charge, Kept, MemoryBudget};
 use pvrdma_roce::{Requester, Tuning};
 use pvrdma_verbs::VerbsError;
 
+use crate::limits::FAST_REGISTER_PAGES;
+
 /// Number of requests that a QP can take: initially, and with each step.
 const REQUESTS: [usize; 3] = [8, 32, 128];
 /// Number of fast registrations that wait with their page lists: initially, and with each step.
 const PAGE_LISTS: [usize; 3] = [1, 4, 8];
 /// Bytes of a waiting fast registration: 16 for each page, and the fixed part.
-const PAGE_LIST_BYTES: usize = 128 * 16 + 160;
+const PAGE_LIST_BYTES: usize = FAST_REGISTER_PAGES as usize * 16 + 160;
 
 /// Returns the bytes that a QP is charged when it is created, if its requests have up to `max_sge` SGEs.
 pub(crate) fn first_bytes(max_sge: u32) -> usize {

@@ -19,7 +19,7 @@ use crate::gid::BoundGid;
 use crate::port::Port;
 use crate::qp::Qp;
 use crate::qp::responder::Responder;
-use crate::qp::saved::{restore_address, save_address};
+use crate::qp::saved::{is_short, restore_address, save_address};
 use crate::task::Task;
 
 impl WireRequester {
@@ -129,10 +129,10 @@ fn path(
 /// Returns the number of requests of a saved requester, and of fast registrations that were not started.
 ///
 /// # Errors
-/// A request has more SGEs than the queue pair allows.
+/// A request has more SGEs, or registers more pages, than the queue pair allows.
 fn held(transport: &roce::Requester, max_sge: u8) -> Result<[usize; 2], VerbsError> {
     let work = || transport.requests.iter().filter_map(|request| request.work.as_ref());
-    if work().any(|work| work.sges.len() > usize::from(max_sge)) {
+    if !work().all(|work| is_short(work, max_sge)) {
         return Err(VerbsError::Invalid("send request"));
     }
     let holds_pages = |request: &&roce::Request| {

@@ -239,6 +239,12 @@ impl IrqTable {
         drop((msix, error, line));
     }
 
+    /// Waits until no interrupt is left to the device's own thread, for at most `patience`. Returns `false` if the
+    /// client makes them last longer. The caller has ensured that no more are raised.
+    pub(crate) fn drain(&self, patience: Duration) -> bool {
+        self.thread.drain(patience)
+    }
+
     /// Describes the client's descriptors and the line for another server.
     ///
     /// # Errors

@@ -259,3 +259,20 @@ fn interrupts_are_raised_while_a_descriptor_is_closed() {
     }
     *closing.0.lock() = None;
 }
+
+/// A process that hands its client over ends without delivering what is left to a thread.
+#[test]
+fn interrupts_that_are_left_to_the_thread_can_be_waited_for() {
+    let bench = Bench::new(true);
+    bench.assign(2);
+    assert!(bench.irqs.drain(Duration::ZERO), "there are none");
+    let gate = bench.slow.gate.lock();
+    bench.irqs.msix(0);
+    assert_eq!(bench.calls.recv_timeout(PATIENCE).unwrap().0, Call::Signal);
+    assert!(!bench.irqs.drain(Duration::ZERO), "the first is being signalled");
+    bench.irqs.msix(1);
+    drop(gate);
+    assert!(bench.irqs.drain(PATIENCE));
+    assert_eq!(bench.calls.try_recv().unwrap().0, Call::Signal);
+    bench.nothing();
+}

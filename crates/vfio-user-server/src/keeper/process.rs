@@ -39,7 +39,7 @@ pub fn serve(listener: BorrowedFd<'_>, alone: Duration) -> io::Result<()> {
 
 /// Serves one worker, which is connected already, until it closes its socket.
 #[cfg(test)]
-pub(super) fn serve_one(worker: OwnedFd) -> io::Result<()> {
+pub(crate) fn serve_one(worker: OwnedFd) -> io::Result<()> {
     Process { worker: Some(worker), ..Process::default() }.run(None)
 }
 

@@ -199,6 +199,24 @@ fn registers_and_limits() {
     refused(&session(|session| session.response_slot = 1 << 40), "response slot");
 }
 
+/// The state of another host must not give a guest more than the configuration of this one does. In a hand-over, the
+/// driver keeps the limits that it has read, although the configuration may have become lower since.
+#[test]
+fn limits_above_the_configuration() {
+    let saved = populated();
+    let stream = changed::<saved::Device>(&saved, |device| {
+        device.limits.as_mut().unwrap().max_qp = 65_535;
+        true
+    });
+    let world = World::new();
+    let error = world.test.device.restore_alone(&mut &stream[..]).unwrap_err();
+    assert!(error.to_string().contains("max_qp=65535"), "{error}");
+    assert_clean(&world);
+    world.test.device.restore_alone(&mut &saved[..]).unwrap();
+    let world = World::new();
+    world.test.device.restore(&mut &stream[..]).unwrap();
+}
+
 #[test]
 fn records_at_the_wrong_place() {
     let saved = populated();
@@ -220,7 +238,7 @@ fn records_at_the_wrong_place() {
     refused(&twice(saved::Device::KIND), "second device");
     refused(&twice(saved::Context::KIND), "invalid handle");
     refused(&twice(saved::Pd::KIND), "invalid handle");
-    refused(&twice(saved::EventRing::KIND), "misplaced");
+    refused(&twice(saved::EventRing::KIND), "pages of an event ring");
     refused(&twice(saved::AdapterTables::KIND), "adapter refuses");
     refused(
         &first::<saved::Table>(&saved, |table| {
@@ -254,7 +272,9 @@ fn lists_of_pages() {
     refused(&pages(|pages| pages.counts[0] = u32::MAX), "run of pages");
     refused(&pages(|pages| pages.counts[0] = 262_145), "run of pages");
     refused(&pages(|pages| pages.addresses[0] = !0xfff), "run of pages");
-    refused(&pages(|pages| pages.counts[0] = 1 << 17), "ring of the saved state is not mapped");
+    refused(&pages(|pages| pages.addresses[0] = 1 << 40), "ring of the saved state is not mapped");
+    // A driver cannot give an event ring so many pages.
+    refused(&pages(|pages| pages.counts[0] = 513), "pages of an event ring");
     // A list that no object follows, at the end of the stream.
     refused(&changed::<saved::Gid>(&changed::<saved::Qp>(&saved, |_| false), |_| false), "misplaced");
 }
@@ -295,6 +315,28 @@ fn event_rings() {
         }),
         "invalid event",
     );
+}
+
+/// A stream may repeat a record for as long as the limit of its length permits. What is kept of it would be many times
+/// as long as the stream, so the first record too many is refused.
+#[test]
+fn records_that_are_repeated_without_end() {
+    let saved = populated();
+    let repeated = |kind| {
+        rewrite(&saved, &header(), |edit| {
+            let (its, body) = (edit.kind, edit.body);
+            let times = if its == kind { 1000 } else { 1 };
+            (0..times).for_each(|_| Edit { kind: its, body, writer: &mut *edit.writer }.copy(body));
+        })
+    };
+    for kind in [saved::WaitingEvents::KIND, saved::EventRing::KIND] {
+        let stream = repeated(kind);
+        let (world, mut input) = (World::new(), &stream[..]);
+        world.test.device.restore(&mut input).unwrap_err();
+        let read = stream.len() - input.len();
+        assert!(read < saved.len(), "{read} of {} bytes were read", stream.len());
+        assert_clean(&world);
+    }
 }
 
 /// Contexts, domains and completion queues.

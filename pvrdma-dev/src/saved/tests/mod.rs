@@ -256,3 +256,35 @@ fn the_state_of_an_idle_driver_is_small() {
     let length = world.save().len();
     assert!(length <= 4 << 10, "{length}");
 }
+
+/// The memory of a paused device, and the state that was saved, may already be elsewhere.
+#[test]
+fn a_paused_device_fails_when_it_resumes() {
+    let world = World::new();
+    let driver = world.probe();
+    let produced = driver.async_ring().prod_tail();
+    let saved = world.save();
+    world.test.device.fail();
+    assert_eq!(driver.async_ring().prod_tail(), produced);
+    let mut again = Vec::new();
+    world.test.device.save(&mut again).unwrap();
+    assert_eq!(records(&again), records(&saved));
+    world.resume();
+    assert_eq!(world.test.device.status().recovery.map(|recovery| recovery.told), Some(true));
+    assert_ne!(driver.async_ring().prod_tail(), produced);
+}
+
+/// The next process that recovers the device after a crash gets its outline as soon as it is restored.
+#[test]
+fn a_restored_device_has_its_outline_before_it_resumes() {
+    let mut world = World::new();
+    let _driver = world.probe();
+    let outline = world.test.device.read_outline();
+    assert_ne!((outline.interrupt_mask, outline.shared_region), (u32::MAX, 0));
+    let saved = world.save();
+    let successor = World::new();
+    successor.test.device.restore(&mut &saved[..]).unwrap();
+    assert_eq!(successor.test.device.read_outline(), outline);
+    world.move_on(&saved).unwrap();
+    assert_eq!(world.test.device.read_outline(), outline);
+}

@@ -30,6 +30,12 @@ pub(in crate::supervisor) struct UplinkState {
 }
 
 impl UplinkState {
+    /// State of an uplink with one interface.
+    #[cfg(test)]
+    pub(in crate::supervisor) const fn of(first: InterfaceState) -> Self {
+        Self { first, second: None, active: Member::First }
+    }
+
     /// Chooses the active interface: the present one while it is up, and the other one if only that is up.
     fn choose(first: InterfaceState, second: Option<InterfaceState>, present: Member) -> Self {
         let Some(other) = second else { return Self { first, second, active: Member::First } };

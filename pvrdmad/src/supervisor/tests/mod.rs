@@ -2,14 +2,17 @@
 
 mod hostile;
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use pvrdma_ether_link::InterfaceState;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::plan::uplink_watch::UplinkState;
 use super::*;
 use crate::config::{ConfigSpec, SandboxMode};
 use crate::protocol::frame::{encode, send};
@@ -185,6 +188,33 @@ fn a_flood_of_requests_is_taken_in_turns() {
     }
 }
 
+/// The gate at which the worker of a hand-over waits. `pid`: the process with the tests.
+fn gate(pid: u32) -> SocketAddr {
+    SocketAddr::from_abstract_name(format!("pvrdmad-test-gate-{pid}")).unwrap()
+}
+
+/// Regression: a worker that kept its devices, and one that had been prepared to take them, did not learn of it.
+#[test]
+fn a_change_of_the_carrier_during_a_hand_over_reaches_the_worker() {
+    let (_folder, supervisor) = start("stays");
+    let supervisor = supervisor.unwrap();
+    let networks = supervisor.all();
+    let network = networks.iter().find(|network| network.name() == "stays").unwrap();
+    let gate = UnixListener::bind_addr(&gate(std::process::id())).unwrap();
+    std::thread::scope(|scope| {
+        let upgraded = scope.spawn(|| network.hand_over());
+        let (waiting, _) = gate.accept().unwrap();
+        let down = UplinkState::of(InterfaceState::Down { mtu: 1500 });
+        network.plan.set(|settings| settings.interface = Some(down));
+        drop(waiting);
+        assert!(upgraded.join().unwrap().unwrap_err().contains("it stays"));
+    });
+    let start = Instant::now();
+    while !supervisor.status(false).devices.iter().any(|device| device.socket == "Down") {
+        assert!(start.elapsed() < PATIENCE);
+    }
+}
+
 /// Only requests that match the configuration are performed: this network has no links and no addresses.
 #[test]
 fn requests_beyond_the_configuration_are_refused() {
@@ -202,7 +232,7 @@ fn fake_worker() {
     let lie = std::env::args().next_back().unwrap();
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().unwrap());
     let mut reader = FrameReader::with_descriptors();
-    let mut upcalls = None;
+    let (mut upcalls, mut carrier) = (None, "/s".to_owned());
     while let Received::Frame(frame) = reader.receive(&stream, 1 << 20).unwrap() {
         let request: Incoming<'_> = serde_json::from_slice(&frame.body).unwrap();
         let id = request.id;
@@ -218,7 +248,16 @@ fn fake_worker() {
                 _ => say(&stream, id, &json!({"done": {}})),
             },
             Request::Serve { .. } | Request::RemoveDevice { .. } => say(&stream, id, &json!({"done": {}})),
-            Request::Status { .. } => status(&stream, upcalls.as_ref().unwrap(), &lie, id),
+            Request::CheckHandOver { .. } => {
+                let mut gate = UnixStream::connect_addr(&gate(std::os::unix::process::parent_id())).unwrap();
+                let _ = gate.read(&mut [0]);
+                say(&stream, id, &json!({"obstacles": ["it stays"]}));
+            }
+            Request::Carrier { carrier: now } => {
+                carrier = format!("{:?}", now.state);
+                say(&stream, id, &json!({"done": {}}));
+            }
+            Request::Status { .. } => status(&stream, upcalls.as_ref().unwrap(), (&lie, &carrier), id),
             other => panic!("{other:?}"),
         }
     }
@@ -249,9 +288,9 @@ fn device_report(name: &str, socket: &str) -> Value {
     })
 }
 
-fn status(stream: &UnixStream, upcalls: &UnixStream, lie: &str, id: u64) {
+fn status(stream: &UnixStream, upcalls: &UnixStream, (lie, socket): (&str, &str), id: u64) {
     let own = if lie == "true" { "vm1" } else { "vm2" };
-    let good = json!({"ok": {"lost_mappings": 0, "devices": [device_report(own, "/s")]}});
+    let good = json!({"ok": {"lost_mappings": 0, "devices": [device_report(own, socket)]}});
     let send_up = |request: HostRequest| {
         send(upcalls, &encode(&Outgoing { id: 1, body: &request }).unwrap(), &[]).unwrap();
     };
