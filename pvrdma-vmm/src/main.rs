@@ -69,6 +69,8 @@ fn run(options: &Options) -> Result<()> {
     };
     let mut prepared = vms.iter().map(prepare).collect::<Result<Vec<_>>>()?;
     let kvm = cpu::open_kvm(&options.kvm)?;
+    // A request that comes while a machine is on its way to this process waits until the machine runs here.
+    let request = options.target().map(requests::on_signal).transpose()?.map(Arc::new);
     let machines = match (origin, &vms[..], prepared.pop()) {
         (Some(origin), [vm], Some(empty)) => {
             let here = Here { kvm: &kvm, vm, mtu: fabric.mtu() };
@@ -81,7 +83,6 @@ fn run(options: &Options) -> Result<()> {
         }
     };
     cpu::prepare_kick()?;
-    let request = options.target().map(requests::on_signal).transpose()?.map(Arc::new);
 
     let kvm = Arc::new(kvm);
     let (ended, ends) = mpsc::channel();

@@ -82,8 +82,8 @@ impl<R: Runner> Pacer<R> {
         let mut built = Built { any: false, stop: None };
         if rate.is_on() {
             transport.request_ack();
-            if let Some(port) = rate.take_notified() {
-                transport.handle_notification(port);
+            if let Some(notification) = rate.take_notification() {
+                transport.handle_notification(notification.port);
             }
         }
         // A starved connection to the same peer makes this one pause, if it has packets to send.

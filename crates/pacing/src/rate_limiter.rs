@@ -15,6 +15,13 @@ use pvrdma_roce::{
 /// Flag of a notification, above its 16 bits of a port.
 const NEWS: u32 = 1 << 16;
 
+/// A congestion notification.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Notification {
+    /// UDP source port of the notification. `None`: RoCE v1 has no ports.
+    pub(crate) port: Option<u16>,
+}
+
 /// Congestion state of a QP.
 #[derive(Debug, Default)]
 pub struct RateLimiter {
@@ -77,15 +84,15 @@ impl RateLimiter {
         cut
     }
 
-    /// Returns the UDP source port of the last notification that has arrived since the previous call. `None`: there was
-    /// no notification. RoCE v1 has no ports.
-    pub fn take_notified(&self) -> Option<Option<u16>> {
+    /// Returns the last notification that has arrived since the previous call.
+    pub(crate) fn take_notification(&self) -> Option<Notification> {
         if self.news.load(Ordering::Relaxed) == 0 {
             return None;
         }
         // A reset may have come in between.
         let [_, flag, high, low] = self.news.swap(0, Ordering::Relaxed).to_be_bytes();
-        (flag != 0).then(|| Some(u16::from_be_bytes([high, low])).filter(|&port| port != 0))
+        let port = Some(u16::from_be_bytes([high, low])).filter(|&port| port != 0);
+        (flag != 0).then_some(Notification { port })
     }
 
     /// Returns `true` if a notification can be sent now, and records its time. Only the thread that

@@ -21,6 +21,11 @@ const ECT_0: u8 = 2;
 const ECN_FIELD: u8 = 3;
 /// Bits of a UDP source port, and of a flow label, that select among equal-cost paths: ports stay in 0xc000..=0xffff.
 pub(crate) const ENTROPY: u16 = 0x3fff;
+/// Returns the entropy of a packet with the source port `port`, of a connection whose own one is `own`.
+pub(crate) const fn entropy_of(port: u16, own: u16) -> u16 {
+    (port ^ own) & ENTROPY
+}
+
 /// Bytes behind the BTH of a congestion notification, all zero (IBA annex A17.9.3).
 const NOTIFICATION_LEN: usize = 16;
 

@@ -57,11 +57,15 @@ pub(super) fn measure() -> Result<Vec<Row>> {
     let cost_alone = measured.cost_of(&mut near, &far, &mut [])?;
     let memory_alone = measured.memory()?;
     let mut connected = connect_all(&mut near, &far)?;
+    let memory_before = measured.memory()?;
     let idle = measured.processor(|| thread::sleep(WATCHED))?;
     let cost = measured.cost_of(&mut near, &far, &mut connected.qps)?;
     // A connection gets the state of the transport with its first request.
     let memory = measured.memory()?;
-    log::info!("memory of each process in KiB: {memory_alone:?} with a connection of each device, {memory:?} with all");
+    log::info!(
+        "memory of each process in KiB: {memory_alone:?} with a connection of each device, {memory_before:?} with all, \
+         {memory:?} after their first requests"
+    );
     let sum = |memory: &BTreeMap<u32, u64>| mebibytes(memory.values().sum());
     let outcome =
         Outcome { memory: [sum(&memory), sum(&memory_alone)], rate: connected.rate, idle, cost: [cost, cost_alone] };

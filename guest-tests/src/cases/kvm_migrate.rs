@@ -85,11 +85,12 @@ fn refused(machine: &Machine) -> Result<()> {
     machine.continues(machine.progress()?).map(drop)
 }
 
-/// A migration whose destination does not answer is cancelled. The machine stays.
+/// A migration whose destination does not answer is cancelled. The machine stays. The destination, which could move the
+/// machine on, has got the request for that before the machine came.
 fn cancelled(machine: &Machine) -> Result<()> {
     let host = machine.bed.vm();
-    let destination = listen(machine, THERE, None, MEMORY)?;
-    host.run("kill -STOP $(pgrep -n -x pvrdma-vmm)")?;
+    let destination = listen(machine, THERE, Some(BACK), MEMORY)?;
+    host.run("kill -USR1 $(pgrep -n -x pvrdma-vmm) && kill -STOP $(pgrep -n -x pvrdma-vmm)")?;
     request(host)?;
     machine.vmm.wait_for_output("migrates to ", PATIENT)?;
     host.run("kill -USR2 $(pgrep -o -x pvrdma-vmm) && kill -CONT $(pgrep -n -x pvrdma-vmm)")?;

@@ -25,7 +25,7 @@ use pvrdma_verbs_types::SendOp;
 use super::Requester;
 use super::path_choice::{Decision, Mode, PROBES, Round};
 use super::request::Stage;
-use crate::path::ENTROPY;
+use crate::path::entropy_of;
 use crate::wire::{Ecn, Operation, Packet};
 
 impl Requester {
@@ -34,7 +34,7 @@ impl Requester {
     pub fn handle_notification(&mut self, port: Option<u16>) {
         self.multipath.marked = true;
         if let Some((port, own)) = port.zip(self.multipath.peer_port) {
-            self.leave_path((port ^ own) & ENTROPY);
+            self.leave_path(entropy_of(port, own));
         }
     }
 
@@ -67,7 +67,7 @@ impl Requester {
         let marked = network.ecn() == Ecn::Congested && is_data;
         self.multipath.marked |= marked;
         let Some(port) = network.source_port() else { return };
-        let entropy = (port ^ *self.multipath.peer_port.get_or_insert(port)) & ENTROPY;
+        let entropy = entropy_of(port, *self.multipath.peer_port.get_or_insert(port));
         self.multipath.peer_follows |= entropy != 0;
         if entropy == self.multipath.entropy {
             self.multipath.fallback = None;

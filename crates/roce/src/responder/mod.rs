@@ -12,7 +12,7 @@ use pvrdma_verbs::{NakReason, ResponderOps};
 use pvrdma_verbs_types::{Psn, QpAttrs, Qpn, RemoteAddress};
 use serde::Serialize;
 
-use crate::path::{ENTROPY, Path, mtu_bytes, packets};
+use crate::path::{Path, entropy_of, mtu_bytes, packets};
 use crate::wire::{AGREED_RESOURCES, NakCode, OFFER, Operation, Packet, Reth, SackMap, Service, Syndrome};
 use responses::{ReadResponse, Response};
 
@@ -213,7 +213,7 @@ impl Responder {
     pub fn path_of(&self, packet: &Packet<'_>) -> Path {
         let mut path = self.path;
         if let (Some(port), Some(own)) = (packet.header.network.source_port(), self.peer_port) {
-            path.turn(self.entropy ^ (port ^ own) & ENTROPY);
+            path.turn(self.entropy ^ entropy_of(port, own));
         }
         path
     }
@@ -254,7 +254,7 @@ impl Responder {
     /// Switches to the path of a request.
     fn follow(&mut self, packet: &Packet<'_>) {
         let Some(port) = packet.header.network.source_port() else { return };
-        let entropy = (port ^ *self.peer_port.get_or_insert(port)) & ENTROPY;
+        let entropy = entropy_of(port, *self.peer_port.get_or_insert(port));
         self.path.turn(std::mem::replace(&mut self.entropy, entropy) ^ entropy);
     }
 
