@@ -15,8 +15,9 @@ use crate::faults::DeviceFaults;
 use crate::flows::FlowCount;
 use crate::hca::RxeHca;
 use crate::place::Place;
+use crate::port::Port;
+use crate::port::config::PortConfig;
 use crate::port::uplink::Uplink;
-use crate::port::{Port, PortConfig};
 use crate::share::{ShareConfig, ShareUsage};
 use crate::shared::Shared;
 

@@ -5,6 +5,7 @@ mod announcer;
 mod arrivals;
 mod at_once;
 mod classify;
+pub(crate) mod config;
 pub(crate) mod counters;
 mod helpers;
 mod inspect;
@@ -46,12 +47,13 @@ use crate::share::Share;
 use crate::task::{Runnable, Task};
 use announcer::Announcer;
 use arrivals::Batches;
+use config::PortConfig;
 use counters::{PortCounters, address_conflicts, passed_lost_in_link, wire_lost_in_link};
 use helpers::Helpers;
 use policy::Policy;
 use prober::Prober;
 use receive_queue::{ReceiveQueue, ReceiveQueues};
-use rules::{PortRules, Violation, VlanMode};
+use rules::{Violation, VlanMode};
 use tx_queue::TxQueue;
 
 pub(crate) use announcer::Function;
@@ -74,32 +76,6 @@ const RECEIVE: usize = 64;
 const SPARE: usize = 8;
 /// A link's timeout below this counts as busy: a loop that does not sleep should call it again.
 const SOON: Duration = Duration::from_millis(1);
-
-/// Connection of a device to the network.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct PortConfig {
-    /// Link to other hosts.
-    pub uplink: Arc<dyn Link>,
-    /// Link of the device's network function, whose frames are forwarded.
-    pub nic: Option<Arc<dyn Link>>,
-    /// MTU of the network: bytes of an IP packet. The path MTU of the port follows from it.
-    pub mtu: u32,
-    /// Rules that the device has to obey.
-    pub rules: PortRules,
-}
-
-impl PortConfig {
-    /// Creates a configuration without a network function and with default rules. `mtu`: see [`Self::mtu`].
-    pub fn new(uplink: Arc<dyn Link>, mtu: u32) -> Self {
-        Self { uplink, nic: None, mtu, rules: PortRules::default() }
-    }
-}
-
-pvrdma_base::setters!(PortConfig {
-    with_nic => nic: Option<Arc<dyn Link>>,
-    with_rules => rules: PortRules,
-});
 
 /// Receiver of the RoCE frames of a receive queue.
 pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
