@@ -238,6 +238,7 @@ impl Bindings {
             Why::Remote => "a host beyond the uplink has it",
             Why::LinkDown => "the link is down",
             Why::Removed => "a fault on request has removed it",
+            Why::NoHost => "it is not the address of a single host",
         };
         Counters::bump(&adapter.counters.gids_waited);
         adapter

@@ -5,6 +5,7 @@ mod announcer;
 mod arrivals;
 mod at_once;
 mod classify;
+mod control;
 pub(crate) mod counters;
 mod helpers;
 mod inspect;
@@ -460,6 +461,7 @@ impl Port {
             Err(Violation::Address) => PortCounters::bump(&self.counters.passed_dropped_address),
             Err(Violation::Source) => PortCounters::bump(&self.counters.passed_dropped_source),
             Err(Violation::Server) => PortCounters::bump(&self.counters.passed_dropped_server),
+            Err(Violation::Control) => PortCounters::bump(&self.counters.passed_dropped_control),
             Err(Violation::Offload) => PortCounters::bump(&self.counters.passed_dropped_offload),
         }
     }
