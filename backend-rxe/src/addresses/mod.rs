@@ -141,8 +141,8 @@ impl Addresses {
         self.claim(mac, address, Claim::Announce(station))
     }
 
-    /// Returns `true` if a device may probe for an address, in any VLAN: it is not reserved for others, who would give it
-    /// up because of the probe.
+    /// Returns `true` if a device may probe for an address, in any VLAN: it is not reserved for other devices, which
+    /// would give it up because of the probe.
     pub(crate) fn may_probe(&self, mac: MacAddr, gid: Gid) -> bool {
         self.table.lock().may_probe(mac, gid)
     }

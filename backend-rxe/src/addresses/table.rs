@@ -2,7 +2,7 @@
 //! the caller. `docs/dev/addresses.md` lists the rules in a table.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use pvrdma_packet::MacAddr;
@@ -150,12 +150,11 @@ impl Holder {
     }
 }
 
-/// Returns `true` for an address that a host on a network can have. A device that has that of a group would get the
-/// datagrams of all others to the group.
+/// Returns `true` for an address of a host. A device with that of a group would get the datagrams of others to it.
 fn is_of_host(gid: Gid) -> bool {
     let address = IpAddr::from(gid.0).to_canonical();
-    let is_broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
-    !(address.is_multicast() || is_broadcast || address.is_loopback() || address.is_unspecified())
+    let is_everyone = address == IpAddr::V4(Ipv4Addr::BROADCAST);
+    !(address.is_multicast() || is_everyone || address.is_loopback() || address.is_unspecified())
 }
 
 fn is_recent(last: Duration, now: Duration) -> bool {

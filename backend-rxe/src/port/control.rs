@@ -7,8 +7,8 @@
 /// Address of pauses (IEEE 802.3, annex 31B) and of priority flow control.
 const PAUSE: [u8; 6] = [1, 0x80, 0xc2, 0, 0, 1];
 
-/// Returns `true` if a frame is for the other end of the link. `bridge`: the guest may be a bridge, which speaks to other
-/// bridges. It does not pause the link either.
+/// Returns `true` if a frame is for the other end of the link. `bridge`: the guest may be a bridge, which speaks to
+/// other bridges. It does not pause the link either.
 pub(super) fn is_control(frame: &[u8], bridge: bool) -> bool {
     match frame.first_chunk() {
         Some(&PAUSE) => true,

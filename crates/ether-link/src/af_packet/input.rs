@@ -246,8 +246,8 @@ mod tests {
 
     use super::*;
 
-    /// Passes a TCP frame with this payload to the link, as one message of the kernel in this layout. Returns the number
-    /// of resulting frames, if the message was usable.
+    /// Passes a TCP frame with this payload to the link, as one message of the kernel in this layout. Returns the
+    /// number of resulting frames, if the message was usable.
     fn frames_of(layout: Layout, length: usize, segment: u16) -> Option<usize> {
         let (frame, _) = long_tcp([2; 6], [4; 6], &data(length), segment);
         let [s0, s1] = segment.to_ne_bytes();

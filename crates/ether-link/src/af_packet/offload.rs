@@ -149,8 +149,8 @@ impl SuperFrameHeaders for Headers {
     }
 }
 
-/// Returns `true` if a UDP packet with headers at these offsets has payload, and no padding, which the kernel would take
-/// for payload.
+/// Returns `true` if a UDP packet with headers at these offsets has payload, and no padding, which the kernel would
+/// take for payload.
 fn has_payload_alone(headers: &Headers, frame: &[u8]) -> bool {
     let length = frame.get(headers.transport..).and_then(|udp| UdpHeader::new(udp).length());
     frame.len() > headers.len && length.is_some_and(|length| headers.transport + usize::from(length) == frame.len())

@@ -74,8 +74,8 @@ fn runs_end_where_packets_differ() {
     }
 }
 
-/// The kernel rejects a super-frame whose segments have no payload. A guest that may send RoCE itself sends such packets,
-/// and packets with padding, which would become payload.
+/// The kernel rejects a super-frame whose segments have no payload. A guest that may send RoCE itself can send such
+/// packets, and packets with padding, which would become payload.
 #[test]
 fn packets_without_payload_or_with_padding_begin_and_continue_no_run() {
     let lengthened = |ident, payload, padding: usize| {
