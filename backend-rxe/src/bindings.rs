@@ -5,7 +5,7 @@
 //! `docs/dev/addresses.md` lists the rules. Until the device owns the address, no packets are sent from the GID or
 //! received for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -28,9 +28,6 @@ use crate::timer::TimerKey;
 /// Delay before a claim that lost a race is repeated: the former owner has not removed the address from its table yet.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// Way to claim an address.
-type ClaimFn = fn(&Addresses, MacAddr, Address) -> Result<Claimed, Refused>;
-
 /// A GID that a guest has bound at an index.
 #[derive(Clone, Copy, Debug)]
 struct Binding {
@@ -41,6 +38,18 @@ struct Binding {
     removed: bool,
     /// The guest's wait for another device or host has been logged.
     told: bool,
+    /// The claim is not repeated earlier: it waited in another process, where the owner of the address may be restored
+    /// later than this device.
+    not_before: Option<Duration>,
+}
+
+/// Indices of GIDs of which another process had not got the address when the device was saved there.
+#[derive(Debug, Default)]
+struct Expected {
+    /// Another device or host had it.
+    taken: BTreeSet<u8>,
+    /// It was not known if another host had it.
+    unasked: BTreeSet<u8>,
 }
 
 #[derive(Debug)]
@@ -52,6 +61,8 @@ struct State {
     /// Time since which the link is down, if it is.
     down: Option<Duration>,
     timer: Option<TimerKey>,
+    /// GIDs of a restored device that were not usable.
+    expected: Expected,
 }
 
 /// A GID that is bound and cannot be used yet.
@@ -95,7 +106,8 @@ impl Bindings {
         directory: &Arc<Directory<Endpoint>>,
         addresses: &Arc<Addresses>,
     ) -> Arc<Self> {
-        let state = State { node: Some(Arc::clone(node)), bindings: BTreeMap::new(), down: None, timer: None };
+        let (bindings, expected) = (BTreeMap::new(), Expected::default());
+        let state = State { node: Some(Arc::clone(node)), bindings, down: None, timer: None, expected };
         let bindings = Arc::new_cyclic(|me: &Weak<Self>| Self {
             adapter: Arc::clone(&node.adapter),
             directory: Arc::clone(directory),
@@ -113,7 +125,7 @@ impl Bindings {
     /// # Errors
     /// The rules never give the device this address.
     pub(crate) fn bind(&self, index: u8, new: BoundGid) -> Result<(), VerbsError> {
-        self.bind_claimed(index, new, Addresses::bind)
+        self.bind_claimed(index, new, Addresses::bind, None)
     }
 
     /// Binds a GID that a restored device had bound before.
@@ -121,10 +133,54 @@ impl Bindings {
     /// # Errors
     /// The rules never give the device this address.
     pub(crate) fn restore(&self, index: u8, new: BoundGid) -> Result<(), VerbsError> {
-        self.bind_claimed(index, new, Addresses::restore)
+        let (taken, unasked) = {
+            let expected = &mut self.state.lock().expected;
+            (expected.taken.remove(&index), expected.unasked.remove(&index))
+        };
+        match (taken, unasked) {
+            (true, _) => {
+                // Another device or host had the address a moment ago. As its last owner, it keeps it for a minute.
+                let later = Some(self.addresses.now().saturating_add(HOLD));
+                let wait = Claimed::Waiting(Wait { why: Why::Taken, until: later });
+                self.bind_claimed(index, new, |_, _, _| Ok(wait), later)
+            }
+            (false, true) => self.bind_claimed(index, new, Addresses::bind, None),
+            (false, false) => self.bind_claimed(index, new, Addresses::restore, None),
+        }
     }
 
-    fn bind_claimed(&self, index: u8, new: BoundGid, claim: ClaimFn) -> Result<(), VerbsError> {
+    /// Returns the indices of the GIDs that wait for another device or host, and of those for which hosts are to be
+    /// asked.
+    pub(crate) fn save(&self) -> (Vec<u32>, Vec<u32>) {
+        let state = self.state.lock();
+        let waiting = |reasons: &[Why]| {
+            let waits = |binding: &Binding| binding.wait.is_some_and(|wait| reasons.contains(&wait.why));
+            let waiting = state.bindings.iter().filter(|(_, binding)| waits(binding));
+            waiting.map(|(&index, _)| index.into()).collect()
+        };
+        (waiting(&[Why::Taken, Why::Remote]), waiting(&[Why::Probing, Why::Busy, Why::LinkDown]))
+    }
+
+    /// Records these indices of GIDs of a device that is being restored.
+    ///
+    /// # Errors
+    /// An index is not one of a GID.
+    pub(crate) fn expect(&self, (taken, unasked): (&[u32], &[u32])) -> Result<(), VerbsError> {
+        let indices = |list: &[u32]| {
+            let indices = list.iter().map(|&index| u8::try_from(index).map_err(|_| VerbsError::Invalid("GID index")));
+            indices.collect::<Result<BTreeSet<_>, _>>()
+        };
+        self.state.lock().expected = Expected { taken: indices(taken)?, unasked: indices(unasked)? };
+        Ok(())
+    }
+
+    fn bind_claimed(
+        &self,
+        index: u8,
+        new: BoundGid,
+        claim: impl FnOnce(&Addresses, MacAddr, Address) -> Result<Claimed, Refused>,
+        not_before: Option<Duration>,
+    ) -> Result<(), VerbsError> {
         let state = &mut *self.state.lock();
         let old = state.bindings.get(&index).copied();
         if old.is_some_and(|old| old.bound == new) {
@@ -134,7 +190,7 @@ impl Bindings {
         let node = state.node.as_ref().ok_or(VerbsError::Gone)?;
         let wait = self.place(node, index, new, wait);
         let told = wait.is_some_and(|wait| self.waits(new, wait));
-        let mut binding = Binding { bound: new, wait, removed: false, told };
+        let mut binding = Binding { bound: new, wait, removed: false, told, not_before };
         binding.note_removal();
         state.bindings.insert(index, binding);
         if let Some(old) = old {
@@ -180,7 +236,11 @@ impl Bindings {
         self.state.try_lock().map(|state| state.bindings.iter().filter_map(waiting).collect()).into()
     }
 
-    fn claim(&self, bound: BoundGid, claim: ClaimFn) -> Result<Option<Wait>, VerbsError> {
+    fn claim(
+        &self,
+        bound: BoundGid,
+        claim: impl FnOnce(&Addresses, MacAddr, Address) -> Result<Claimed, Refused>,
+    ) -> Result<Option<Wait>, VerbsError> {
         if self.adapter.faults.is_removed(bound.gid) {
             // The end of the fault schedules the task.
             return Ok(Some(Wait { why: Why::Removed, until: None }));
@@ -238,6 +298,7 @@ impl Bindings {
             Why::Remote => "a host beyond the uplink has it",
             Why::LinkDown => "the link is down",
             Why::Removed => "a fault on request has removed it",
+            Why::NoHost => "it is not the address of a single host",
         };
         Counters::bump(&adapter.counters.gids_waited);
         adapter
@@ -273,7 +334,7 @@ impl Bindings {
                     self.again(node, index, binding);
                 }
                 // While the link is down, the address would immediately be given up again.
-                Some(_) if state.down.is_some() => {}
+                Some(_) if state.down.is_some() || binding.not_before.is_some_and(|time| time > now) => {}
                 Some(before) => {
                     self.again(node, index, binding);
                     any |= binding.wait.is_none_or(|wait| before.why == Why::Probing && wait.why != before.why);

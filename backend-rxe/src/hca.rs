@@ -113,6 +113,10 @@ impl RxeHca {
         &self.node.adapter
     }
 
+    pub(crate) const fn bindings(&self) -> &Arc<Bindings> {
+        &self.bindings
+    }
+
     /// Returns how often another machine announced an address of the adapter from the adapter's MAC address.
     pub(crate) fn count_twins(&self) -> u64 {
         self.shared.addresses.twins(self.adapter().point.mac)

@@ -41,12 +41,14 @@ impl SaveHca for RxeHca {
     const FORMAT: &'static str = "rxe";
 
     fn save_tables(&self) -> Result<Vec<u8>, VerbsError> {
-        Ok(self.adapter().mrs.save().encode_to_vec())
+        let (taken_gids, unasked_gids) = self.bindings().save();
+        Ok(saved::RegionTable { taken_gids, unasked_gids, ..self.adapter().mrs.save() }.encode_to_vec())
     }
 
     fn restore_tables(&self, saved: &[u8]) -> Result<(), VerbsError> {
         let adapter = self.adapter();
-        let (table, _charge) = decode(adapter, saved)?;
+        let (table, _charge) = decode::<saved::RegionTable>(adapter, saved)?;
+        self.bindings().expect((&table.taken_gids, &table.unasked_gids))?;
         adapter.mrs.restore(table)
     }
 

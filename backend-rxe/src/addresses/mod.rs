@@ -23,6 +23,7 @@ use parking_lot::{Mutex, RwLock};
 use pvrdma_link::Clock;
 use pvrdma_packet::MacAddr;
 use pvrdma_verbs::AddressRule;
+use pvrdma_verbs_types::Gid;
 
 use crate::task::Task;
 pub(crate) use address::Address;
@@ -138,6 +139,12 @@ impl Addresses {
     /// The rules never give the device this address.
     pub(crate) fn announce(&self, mac: MacAddr, address: Address, station: MacAddr) -> Result<Claimed, Refused> {
         self.claim(mac, address, Claim::Announce(station))
+    }
+
+    /// Returns `true` if a device may probe for an address, in any VLAN: it is not reserved for other devices, which
+    /// would give it up because of the probe.
+    pub(crate) fn may_probe(&self, mac: MacAddr, gid: Gid) -> bool {
+        self.table.lock().may_probe(mac, gid)
     }
 
     fn claim(&self, mac: MacAddr, address: Address, claim: Claim) -> Result<Claimed, Refused> {

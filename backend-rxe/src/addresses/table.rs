@@ -2,6 +2,7 @@
 //! the caller. `docs/dev/addresses.md` lists the rules in a table.
 
 use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use pvrdma_packet::MacAddr;
@@ -77,6 +78,9 @@ pub(crate) enum Why {
     LinkDown,
     /// A fault on request has removed it.
     Removed,
+    /// It is not the address of a single host. The guest's kernel may bind that of a group, which is one of its
+    /// interface (`autojoin`).
+    NoHost,
 }
 
 /// Conflict: a host beyond the uplink uses an address that a device holds.
@@ -144,6 +148,13 @@ impl Holder {
         let held = self.last.saturating_add(HOLD);
         (self.bound == 0).then(|| self.probe.map_or(held, |probe| probe.until.max(held)))
     }
+}
+
+/// Returns `true` for an address of a host. A device with that of a group would get the datagrams of others to it.
+fn is_of_host(gid: Gid) -> bool {
+    let address = IpAddr::from(gid.0).to_canonical();
+    let is_everyone = address == IpAddr::V4(Ipv4Addr::BROADCAST);
+    !(address.is_multicast() || is_everyone || address.is_loopback() || address.is_unspecified())
 }
 
 fn is_recent(last: Duration, now: Duration) -> bool {
@@ -247,6 +258,11 @@ impl Table {
         self.holders.get(&address).is_some_and(|holder| holder.mac == mac && holder.bound > 0)
     }
 
+    /// Returns `true` unless an address is reserved for other devices.
+    pub(super) fn may_probe(&self, mac: MacAddr, gid: Gid) -> bool {
+        self.reserved.get(&gid).is_none_or(|macs| macs.contains(&mac))
+    }
+
     /// Claims an address for a device.
     ///
     /// # Errors
@@ -268,6 +284,9 @@ impl Table {
 
     fn judge(&mut self, mac: MacAddr, address: Address, claim: Claim, now: Duration) -> Result<Claimed, Refused> {
         let waiting = |why, until| Ok(Claimed::Waiting(Wait { why, until }));
+        if !is_of_host(address.0) {
+            return waiting(Why::NoHost, None);
+        }
         let holder = self.holders.get(&address).copied();
         let other = holder.filter(|holder| holder.mac != mac && holder.is_valid(now));
         match self.reserved.get(&address.0) {

@@ -103,6 +103,36 @@ fn the_link_local_address_of_a_mac_is_listed() {
 }
 
 #[test]
+fn an_address_of_no_host_waits() {
+    let mut world = World::new(false, &[(1, OWN), (2, AddressRule::ANY)]);
+    let waits = world.waits(Why::NoHost, None);
+    let mut claim = |number, address: &str, claim| {
+        let gid = Gid(address.parse::<std::net::Ipv6Addr>().unwrap().octets());
+        world.table.claim(mac(number), (gid, None), claim, world.now)
+    };
+    for address in ["ff02::1", "ff3e::9", "::ffff:224.0.0.1", "::ffff:239.9.9.9", "::ffff:255.255.255.255", "::1"] {
+        for kind in [Claim::Bind, Claim::Restore, Claim::Announce(mac(1))] {
+            assert_eq!([1, 2].map(|number| claim(number, address, kind)), [waits; 2], "{address}");
+        }
+    }
+    for address in ["::ffff:127.0.0.1", "::ffff:0.0.0.0", "::"] {
+        assert_eq!(claim(1, address, Claim::Bind), waits, "{address}");
+    }
+    for address in ["fe80::1", "fd00::1", "::ffff:223.255.255.254", "::ffff:240.0.0.1", "::2"] {
+        assert_eq!(claim(1, address, Claim::Bind), HELD, "{address}");
+    }
+}
+
+#[test]
+fn only_devices_that_list_an_address_probe_for_it() {
+    let world = World::new(true, &[(1, OWN), (3, listed(7)), (5, listed(7))]);
+    let may = |number, address| world.table.may_probe(mac(number), address);
+    assert_eq!([1, 3, 5].map(|number| may(number, gid(7))), [false, true, true]);
+    assert_eq!([1, 3, 5].map(|number| may(number, link_local(mac(1)))), [true, false, false]);
+    assert_eq!([1, 3].map(|number| may(number, gid(8))), [true; 2]);
+}
+
+#[test]
 fn a_bound_address_has_one_holder() {
     let mut world = World::new(false, &[(1, OWN), (2, OWN), (4, AddressRule::ANY)]);
     assert_eq!((world.bind(1, 9), world.bind(1, 9)), (HELD, HELD));

@@ -133,7 +133,7 @@ impl MrTables {
     pub(crate) fn save(&self) -> saved::RegionTable {
         let Keys { base, random: _, bytes, free, restoring, count: _ } = &*self.keys.lock();
         let free = free.iter().chain(restoring).copied().collect();
-        saved::RegionTable { base: *base, keys: bytes.clone(), free }
+        saved::RegionTable { base: *base, keys: bytes.clone(), free, ..saved::RegionTable::default() }
     }
 
     /// Restores the keys of tables without regions. The regions follow.
@@ -141,7 +141,8 @@ impl MrTables {
     /// # Errors
     /// The state is invalid, or there are regions.
     pub(crate) fn restore(&self, state: saved::RegionTable) -> Result<(), VerbsError> {
-        let saved::RegionTable { base, keys: bytes, free } = state;
+        // The GIDs are not part of these tables.
+        let saved::RegionTable { base, keys: bytes, free, taken_gids: _, unasked_gids: _ } = state;
         if !BASES.contains(&base) {
             return Err(VerbsError::Invalid("first index of keys"));
         }

@@ -315,7 +315,12 @@ fn forged_tables_and_regions_are_refused() {
     use pvrdma_verbs::MrRequest;
 
     let table = MrTables::new(Random::Seed(7)).unwrap();
-    let state = |base, slots, free: &[u32]| saved::RegionTable { base, keys: vec![9; slots], free: free.to_vec() };
+    let state = |base, slots, free: &[u32]| saved::RegionTable {
+        base,
+        keys: vec![9; slots],
+        free: free.to_vec(),
+        ..saved::RegionTable::default()
+    };
     let refused = |state| table.restore(state).is_err();
     let most = MAX_MR as usize;
     assert!(refused(state(0, 2, &[])) && refused(state((1 << 24) - MAX_MR, 2, &[])));

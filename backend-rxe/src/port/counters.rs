@@ -97,6 +97,9 @@ counters! {
         passed_dropped_source,
         /// Router advertisements and DHCP server packets of the network function that were dropped.
         passed_dropped_server,
+        /// Frames of the network function that were dropped because they control the Ethernet link: pauses, and frames
+        /// to addresses that bridges do not forward.
+        passed_dropped_control,
         /// Frames of the network function that request a checksum or segmentation and are not a complete TCP segment or
         /// UDP datagram.
         passed_dropped_offload,

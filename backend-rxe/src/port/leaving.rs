@@ -10,10 +10,10 @@ use pvrdma_link::{
     testing::{Attack, Broken, Rules, Tags, attacks, forge, store_anywhere},
 };
 use pvrdma_packet::MacAddr;
-use pvrdma_verbs_types::Gid;
 
 use super::policy::Policy;
 use super::rules::{PortRules, VlanMode};
+use super::stations::AddressUse;
 
 const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const PEER: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -27,12 +27,15 @@ const MODES: [(VlanMode, Tags); 3] =
 /// Asserts that a frame with this offload obeys the rules of each network when it leaves. Returns the number of
 /// networks in which it leaves.
 fn leaves_well(frame: &[u8], offload: Offload) -> usize {
-    let may_have = |gid: Gid, _: Option<u16>, _: MacAddr| gid == IpAddr::V4(OWN).into();
+    let may = |used, _: Option<u16>, _: MacAddr| match used {
+        AddressUse::Claim(gid) => gid == IpAddr::V4(OWN).into(),
+        AddressUse::Probe(_) => true,
+    };
     let mut count = 0;
     for (vlan, tags) in MODES {
         let policy = Policy { mac: MAC, vlan, rules: PortRules::default() };
         let (mut passed, mut left) = (Frames::default(), Frames::default());
-        let judged = policy.outgoing((frame, offload), &mut passed, may_have);
+        let judged = policy.outgoing((frame, offload), &mut passed, may);
         if policy.passes_as_it_is((frame, offload)) {
             assert_eq!((judged, passed.get(0), passed.offload(0)), (Ok(()), Some(frame), offload), "{vlan:?}");
         }

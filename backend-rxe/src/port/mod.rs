@@ -6,6 +6,7 @@ mod arrivals;
 mod at_once;
 mod classify;
 pub(crate) mod config;
+mod control;
 pub(crate) mod counters;
 mod helpers;
 mod inspect;
@@ -436,6 +437,7 @@ impl Port {
             Err(Violation::Address) => PortCounters::bump(&self.counters.passed_dropped_address),
             Err(Violation::Source) => PortCounters::bump(&self.counters.passed_dropped_source),
             Err(Violation::Server) => PortCounters::bump(&self.counters.passed_dropped_server),
+            Err(Violation::Control) => PortCounters::bump(&self.counters.passed_dropped_control),
             Err(Violation::Offload) => PortCounters::bump(&self.counters.passed_dropped_offload),
         }
     }

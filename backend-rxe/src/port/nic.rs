@@ -7,6 +7,7 @@ use pvrdma_link::LinkReader;
 use pvrdma_packet::Ethernet;
 
 use super::rules::Violation;
+use super::stations::AddressUse;
 use super::tx_queue::TxQueue;
 use super::{Port, RECEIVE};
 use crate::addresses::Claimed;
@@ -30,10 +31,13 @@ impl Port {
         if !frames.iter_with_offloads(0).all(|frame| self.policy.passes_as_it_is(frame)) {
             let mut passed = self.buffer();
             for (frame, offload) in frames.iter_with_offloads(0) {
-                let may_have = |gid, vlan, station| {
-                    self.addresses.announce(self.mac, (gid, vlan), station) == Ok(Claimed::Granted)
+                let may = |used, vlan, station| match used {
+                    AddressUse::Claim(gid) => {
+                        self.addresses.announce(self.mac, (gid, vlan), station) == Ok(Claimed::Granted)
+                    }
+                    AddressUse::Probe(gid) => self.addresses.may_probe(self.mac, gid),
                 };
-                let judged = self.policy.outgoing((frame, offload), &mut passed, may_have);
+                let judged = self.policy.outgoing((frame, offload), &mut passed, may);
                 if judged == Err(Violation::Forged) {
                     self.tell_forged(frame);
                 }

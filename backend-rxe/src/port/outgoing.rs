@@ -4,7 +4,8 @@
 //! allow, so this parser also looks behind VLAN tags and IPv6 extension headers. A frame that it cannot parse, but some
 //! receiver might, is dropped.
 
-use pvrdma_packet::{Discovery, EtherType, Ethernet, Extension, ExtensionKind, Ipv6Header, PROTOCOL_UDP};
+use pvrdma_packet::field::be16;
+use pvrdma_packet::{Discovery, EtherType, Ethernet, Extension, ExtensionKind, Ipv6Header, PROTOCOL_UDP, Vlan};
 
 use super::classify::{ipv4_roce, is_roce_port};
 use super::stations::{self, Station};
@@ -13,8 +14,9 @@ use super::stations::{self, Station};
 const MOST_TAGS: usize = 7;
 /// Maximum number of headers behind that of IPv6 that the parser looks at.
 const MOST_HEADERS: usize = 8;
-/// Maximum value of the IEEE 802.3 length field, which is at the place of the ethertype.
-const MAX_LENGTH: u16 = 1500;
+/// Maximum value of the length field, which is at the place of the ethertype. IEEE 802.3 leaves the values from 1501 on
+/// undefined, but Linux takes them for lengths, too.
+const MAX_LENGTH: u16 = 0x5ff;
 
 /// Claim that a frame makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,6 +25,8 @@ pub(super) enum Claim {
     None,
     /// The frame is a packet of a queue pair.
     Roce,
+    /// The frame controls the Ethernet link, and not only for its sender.
+    Control,
     /// Unknown: there may be more headers than this parser follows, or the rest is in another fragment.
     Hidden,
     /// The frame is ARP, RARP or neighbour discovery, but cannot be parsed.
@@ -36,6 +40,7 @@ pub(super) fn claim(frame: &[u8]) -> Claim {
     let Some((kind, body)) = behind_tags(frame) else { return Claim::Hidden };
     match kind {
         Some(EtherType::ROCE) => Claim::Roce,
+        Some(EtherType::MAC_CONTROL) => Claim::Control,
         Some(EtherType::IPV4) => roce_if(ipv4_roce(body).is_some()),
         Some(EtherType::IPV6) => ipv6(body),
         Some(EtherType::ARP) => station(stations::arp(body)),
@@ -51,6 +56,13 @@ pub(super) fn claim(frame: &[u8]) -> Claim {
 pub(super) fn behind_tags(frame: &[u8]) -> Option<(Option<EtherType>, &[u8])> {
     let (at, kind) = Ethernet::behind_tags(frame, MOST_TAGS, EtherType::is_tag);
     (!kind.is_some_and(EtherType::is_tag)).then(|| (kind, frame.get(at..).unwrap_or_default()))
+}
+
+/// Iterates over the VLANs that the tags of a frame name, the outermost first. VLAN 0 is none.
+pub(super) fn vlans(frame: &[u8]) -> impl Iterator<Item = u16> {
+    let tags = (Ethernet::TYPE_AT..).step_by(Ethernet::TAG_LEN).take(MOST_TAGS);
+    let tags = tags.map_while(|at| be16(frame, at + 2).filter(|_| EtherType(be16(frame, at).unwrap_or(0)).is_tag()));
+    tags.map(|control| Vlan::from_tci(control.to_be_bytes()).vid).filter(|&vid| vid != 0)
 }
 
 const fn roce_if(is_roce: bool) -> Claim {
@@ -100,34 +112,43 @@ pub(super) enum Transport {
 /// version and lengths, and looks behind authentication headers and at first fragments: some receiver may do the same.
 pub(super) fn transport(body: &[u8]) -> Transport {
     let Some(mut header) = Ipv6Header::new(body).next_header() else { return Transport::Other };
-    let (mut at, mut fragment) = (Ipv6Header::LEN, false);
+    let mut at = Ipv6Header::LEN;
     for _ in 0..MOST_HEADERS {
         let rest = body.get(at..).unwrap_or_default();
         match (header, rest) {
             (PROTOCOL_UDP, _) => return Transport::Udp(at),
-            (Discovery::PROTOCOL, [kind, ..]) if Discovery::is_type(*kind) => {
-                return if fragment { Transport::FragmentOfDiscovery } else { Transport::Discovery(at) };
-            }
+            (Discovery::PROTOCOL, [kind, ..]) if Discovery::is_type(*kind) => return Transport::Discovery(at),
             _ => {}
         }
-        let extension = match Extension::parse(header, rest) {
-            Ok(Some(extension)) => extension,
-            Ok(None) => return Transport::Other,
-            // In a fragment, the rest may follow in the next one, although RFC 7112 forbids that.
-            Err(_) => return if fragment { Transport::Hidden } else { Transport::Other },
-        };
+        let Ok(Some(extension)) = Extension::parse(header, rest) else { return Transport::Other };
+        at += extension.len;
         match extension.kind {
             ExtensionKind::Fragment { is_first: false } => return Transport::Other,
-            ExtensionKind::Fragment { is_first: true } => fragment = true,
+            ExtensionKind::Fragment { is_first: true } => return in_first_fragment(body, extension.next, at),
             ExtensionKind::Options | ExtensionKind::Authentication => {}
         }
         header = extension.next;
-        at += extension.len;
-        if fragment && body.len() < at + 4 {
-            return Transport::Hidden;
-        }
     }
     Transport::Hidden
+}
+
+/// Returns the protocol with number `header`, which follows a fragment header at `at`. Only a header in the first eight
+/// bytes is certain: other headers may be in the next fragment, although RFC 7112 forbids that, or be replaced by a
+/// fragment that overlaps this one.
+fn in_first_fragment(body: &[u8], header: u8, at: usize) -> Transport {
+    // Receivers ignore bytes behind the end of the packet, so those may contradict the next fragment.
+    let length = Ipv6Header::new(body).payload_len().unwrap_or(0);
+    let end = body.len().min(Ipv6Header::LEN.saturating_add(length.into()));
+    if end < at.saturating_add(4) {
+        return Transport::Hidden;
+    }
+    let rest = body.get(at..end).unwrap_or_default();
+    match (header, rest) {
+        (PROTOCOL_UDP, _) => Transport::Udp(at),
+        (Discovery::PROTOCOL, [kind, ..]) if Discovery::is_type(*kind) => Transport::FragmentOfDiscovery,
+        _ if matches!(Extension::parse(header, rest), Ok(None)) => Transport::Other,
+        _ => Transport::Hidden,
+    }
 }
 
 #[cfg(test)]
@@ -214,6 +235,42 @@ mod tests {
         assert_eq!(claim(&frame(&[], 0x0806, &[0; 28])), Claim::Unclear);
     }
 
+    /// An overlapping fragment may replace a header that is not at the beginning of the first one, and what looks like
+    /// the header behind the last byte of the packet is padding.
+    #[test]
+    fn a_first_fragment_hides_no_header() {
+        let other: &[u8] = &[0, 1, 0, 53, 0, 8, 0, 0];
+        let echo: &[u8] = &[128, 0, 0, 0, 0, 0, 0, 0];
+        for (protocol, header) in [(17, other), (58, echo)] {
+            let plain = |headers: &[(u8, &[u8])]| claim(&frame(&[], 0x86dd, &v6(headers)));
+            assert_eq!(plain(&[(44, FIRST), (protocol, header)]), Claim::None);
+            assert_eq!(plain(&[(44, FIRST), (60, OPTIONS), (protocol, header)]), Claim::Hidden);
+            assert_eq!(plain(&[(44, FIRST), (60, OPTIONS), (44, FIRST), (protocol, header)]), Claim::Hidden);
+            let mut padded = v6(&[(44, FIRST), (protocol, header)]);
+            for (length, expected) in [(8, Claim::Hidden), (11, Claim::Hidden), (12, Claim::None)] {
+                padded[5] = length;
+                assert_eq!(claim(&frame(&[], 0x86dd, &padded)), expected, "{length}");
+            }
+        }
+        assert_eq!(claim(&frame(&[], 0x86dd, &v6(&[(44, FIRST), (6, &[0; 20])]))), Claim::None, "TCP");
+        assert_eq!(claim(&frame(&[], 0x86dd, &v6(&[(44, FIRST), (60, &[6, 0])]))), Claim::Hidden, "incomplete");
+    }
+
+    /// Linux takes every value below 0x600 for a length.
+    #[test]
+    fn snap_hides_no_packet() {
+        let snap = |length, kind: u16| {
+            claim(&frame(&[], length, &[&[0xaa, 0xaa, 3, 0, 0, 0][..], &kind.to_be_bytes(), &[0; 40]].concat()))
+        };
+        for length in [0, 48, 1500, 1501, 0x5ff] {
+            for kind in [0x8915, 0x800, 0x86dd, 0x806, 0x8035, 0x8100] {
+                assert_eq!(snap(length, kind), Claim::Unclear, "{length} {kind:x}");
+            }
+            assert_eq!(snap(length, 0x88b5), Claim::None);
+        }
+        assert_eq!(snap(0x600, 0x806), Claim::None);
+    }
+
     #[test]
     fn short_frames_claim_nothing() {
         let whole = frame(&[0x81, 0, 0, 5], 0x86dd, &v6(&[(0, OPTIONS), (17, UDP)]));
@@ -228,7 +285,7 @@ mod tests {
         };
         let gid = |text: &str| Some(text.parse::<IpAddr>().unwrap().into());
         let hardware = Some(MacAddr([2; 6]));
-        let station = |addresses| Station { addresses, hardware, is_router: false };
+        let station = |addresses| Station { addresses, probed: None, hardware, is_router: false };
         assert_eq!(arp([10, 0, 0, 7]), Claim::Station(station([gid("10.0.0.7"), None])));
         assert_eq!(arp([0; 4]), Claim::Station(station([None, None])));
         let message = |kind| {

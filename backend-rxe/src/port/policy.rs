@@ -1,13 +1,13 @@
 //! Filter of a port: applies the rules of a device to the frames of its network function.
 
+use super::control::is_control;
+use super::outgoing::{Claim, claim, vlans};
+use super::rules::{PortRules, Violation, VlanMode};
+use super::source_guard;
+use super::stations::{AddressUse, Station};
 use pvrdma_link::{Frames, Offload};
 use pvrdma_packet::{EtherType, Ethernet, MacAddr, Vlan};
 use pvrdma_roce::EgressMarking;
-use pvrdma_verbs_types::Gid;
-
-use super::outgoing::{Claim, claim};
-use super::rules::{PortRules, Violation, VlanMode};
-use super::source_guard;
 
 /// Offset of the tag, or of the ethertype in an untagged frame.
 const TAG_AT: usize = Ethernet::TYPE_AT;
@@ -33,7 +33,9 @@ impl Policy {
 
     /// Returns `true` if a frame passes from the network function to the network unchanged.
     pub(super) fn passes_as_it_is(&self, (frame, offload): (&[u8], Offload)) -> bool {
-        let own = self.rules.forged.allow_mac() || frame.get(6..TAG_AT) == Some(&self.mac.0);
+        let bridge = self.rules.forged.allow_mac();
+        let whole = frame.len() >= Ethernet::UNTAGGED_LEN;
+        let own = whole && (bridge || frame.get(6..TAG_AT) == Some(&self.mac.0)) && !is_control(frame, bridge);
         let plain = match self.vlan {
             VlanMode::Trunk => true,
             VlanMode::Untagged => !has_tag(frame),
@@ -47,15 +49,15 @@ impl Policy {
         claim == Claim::None || claim == Claim::Roce && self.rules.forged.allow_roce()
     }
 
-    /// Checks a frame of the network function and appends it in the form in which the network gets it. `may_have`
-    /// decides if the device can have the address that the frame announces in a VLAN, from this Ethernet address.
+    /// Checks a frame of the network function and appends it in the form in which the network gets it. `may` decides if
+    /// the device can use an address in a VLAN, from this Ethernet address.
     ///
     /// The inspected bytes are the bytes that leave: an [`Offload`] changes no field that the rules depend on.
     pub(super) fn outgoing(
         &self,
         (frame, offload): (&[u8], Offload),
         out: &mut Frames,
-        may_have: impl Fn(Gid, Option<u16>, MacAddr) -> bool,
+        may: impl Fn(AddressUse, Option<u16>, MacAddr) -> bool,
     ) -> Result<(), Violation> {
         // A frame without a complete header has no source address either.
         let (ethernet, kind, _) = Ethernet::parse(frame).map_err(|_| Violation::Forged)?;
@@ -66,19 +68,14 @@ impl Policy {
         if self.vlan != VlanMode::Trunk && (ethernet.vlan_id().is_some() || kind.is_tag()) {
             return Err(Violation::Vlan);
         }
+        if is_control(frame, self.rules.forged.allow_mac()) {
+            return Err(Violation::Control);
+        }
         match claim(frame) {
             Claim::Station(station) => {
-                let vlan = self.vlan.access().or_else(|| ethernet.vlan_id());
-                let hardware = station.hardware.is_none_or(|hardware| hardware == self.mac);
-                let may_speak = hardware || self.rules.forged.allow_mac();
-                let source = ethernet.source;
-                if station.is_router && self.rules.ra_guard {
-                    return Err(Violation::Server);
-                }
-                if !may_speak || !station.addresses.into_iter().flatten().all(|gid| may_have(gid, vlan, source)) {
-                    return Err(Violation::Address);
-                }
+                self.check_station(&station, frame, |used, vlan| may(used, vlan, ethernet.source))?;
             }
+            Claim::Control => return Err(Violation::Control),
             Claim::Unclear => return Err(Violation::Address),
             // Such a frame may be neighbour discovery, or from a server, so it is dropped even where RoCE is allowed.
             Claim::Hidden => return Err(Violation::Roce),
@@ -102,6 +99,29 @@ impl Policy {
         push_parts(out, [frame.get(..TAG_AT), Some(&[type_high, type_low, high, low]), frame.get(rest..)]);
         out.leave(offload);
         Ok(())
+    }
+
+    /// Checks a message of a host about itself. `may` decides if the device can use an address in a VLAN.
+    fn check_station(
+        &self,
+        station: &Station,
+        frame: &[u8],
+        may: impl Fn(AddressUse, Option<u16>) -> bool,
+    ) -> Result<(), Violation> {
+        if station.is_router && self.rules.ra_guard {
+            return Err(Violation::Server);
+        }
+        let is_own = station.hardware.is_none_or(|hardware| hardware == self.mac);
+        // Some hosts and switches look behind the outer tag, or remove it, so the address must be the device's in each
+        // VLAN.
+        let may_in_all = |used| match (self.vlan.access(), vlans(frame).next()) {
+            (None, Some(_)) => vlans(frame).all(|vlan| may(used, Some(vlan))),
+            (vlan, _) => may(used, vlan),
+        };
+        match (is_own || self.rules.forged.allow_mac()) && station.uses().all(may_in_all) {
+            true => Ok(()),
+            false => Err(Violation::Address),
+        }
     }
 
     /// Returns `true` if a frame passes from the network to the network function unchanged.
@@ -178,7 +198,7 @@ mod tests {
         assert_eq!(out(&policy, &own).unwrap(), own);
         assert_eq!(out(&policy, &other), Err(Violation::Forged));
         assert!((0..14).all(|len| out(&policy, &own[..len]) == Err(Violation::Forged)));
-        assert!((0..12).all(|len| !passes(&policy, &own[..len])));
+        assert!((0..14).all(|len| !passes(&policy, &own[..len])));
         let policy = Policy { rules: PortRules { forged: ForgedTransmits::Mac, ..policy.rules }, ..policy };
         assert!(passes(&policy, &other));
         assert_eq!(out(&policy, &other).unwrap(), other);
@@ -192,7 +212,14 @@ mod tests {
             assert_eq!(policy.passes_as_it_is((&tagged, Offload::NONE)), passes);
             let expected = |frame: &[u8]| if passes { Ok(frame.to_vec()) } else { Err(Violation::Vlan) };
             let mut frames = Frames::default();
-            for tags in [&[0x81, 0, 0, 42][..], &[0x88, 0xa8, 0, 42], &[0x81, 0, 0x60, 0, 0x81, 0, 0, 42]] {
+            for tags in [
+                &[0x81, 0, 0, 42][..],
+                &[0x88, 0xa8, 0, 42],
+                &[0x91, 0, 0, 42],
+                &[0x92, 0, 0, 42],
+                &[0x93, 0, 0, 42],
+                &[0x81, 0, 0x60, 0, 0x81, 0, 0, 42],
+            ] {
                 let frame = frame(MAC, tags);
                 assert_eq!(out(&policy, &frame), expected(&frame));
                 assert_eq!(policy.incoming((&frame, Offload::NONE), &mut frames).is_ok(), passes);

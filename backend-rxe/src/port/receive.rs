@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::arrivals::Batch;
 use super::classify::{foreign_destination, rdma_destination};
 use super::counters::PortCounters;
-use super::outgoing::{Claim, claim};
+use super::outgoing::{Claim, claim, vlans};
 use super::receive_queue::{Distribution, Part, ReceiveQueue};
 use super::{PASS_BYTES, Port, RECEIVE, RoceReceiver};
 
@@ -159,7 +159,8 @@ impl Port {
         let Claim::Station(station) = claim(frame) else { return };
         let Ok((ethernet, ..)) = Ethernet::parse(frame) else { return };
         for gid in station.addresses.into_iter().flatten() {
-            let address = (gid, ethernet.vlan_id());
+            // A tag behind that of a priority is the VLAN of the frame.
+            let address = (gid, vlans(frame).next());
             if ethernet.source == self.mac {
                 self.addresses.twin(self.mac, address);
             } else {

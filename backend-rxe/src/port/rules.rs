@@ -109,6 +109,8 @@ pub(super) enum Violation {
     Source,
     /// It is from a router or a DHCP server, which the device is not.
     Server,
+    /// It controls the Ethernet link, which the device shares with others.
+    Control,
     /// It has a checksum or segmentation offload, but is not a complete TCP segment or UDP datagram.
     Offload,
 }

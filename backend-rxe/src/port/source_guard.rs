@@ -8,9 +8,10 @@ use pvrdma_verbs::link_local;
 use super::outgoing::{Transport, behind_tags, transport};
 use super::rules::{PortRules, Violation};
 
-/// UDP source ports of DHCP servers and relays (RFC 2131, 4.1; RFC 8415, 7.2).
-const DHCP_SERVER: u16 = 67;
-const DHCPV6_SERVER: u16 = 547;
+/// UDP ports of DHCP servers and relays, and of clients (RFC 2131, 4.1; RFC 8415, 7.2). Servers alone send to the port
+/// of clients. Many clients do not check the source port, so a server need not use its own.
+const DHCP: [u16; 2] = [67, 68];
+const DHCPV6: [u16; 2] = [547, 546];
 
 /// Checks a frame of the device with this MAC address. Returns immediately if no guard is on.
 ///
@@ -43,7 +44,7 @@ fn ipv4(rules: &PortRules, body: &[u8]) -> Result<(), Violation> {
     }
     let has_ports = ip.protocol() == Some(PROTOCOL_UDP) && ip.has_first_byte() == Some(true);
     match rules.dhcp_guard && has_ports {
-        true => dhcp(ip.header_len().and_then(|at| source_port(body, at)), DHCP_SERVER),
+        true => dhcp(ip.header_len().and_then(|at| ports(body, at)), DHCP),
         false => Ok(()),
     }
 }
@@ -57,20 +58,21 @@ fn ipv6(rules: &PortRules, mac: MacAddr, body: &[u8]) -> Result<(), Violation> {
         return Err(Violation::Source);
     }
     match (rules.dhcp_guard, transport(body)) {
-        (true, Transport::Udp(at)) => dhcp(source_port(body, at), DHCPV6_SERVER),
+        (true, Transport::Udp(at)) => dhcp(ports(body, at), DHCPV6),
         _ => Ok(()),
     }
 }
 
-/// Returns the source port of a UDP header at an offset.
-fn source_port(body: &[u8], at: usize) -> Option<u16> {
-    body.get(at..).and_then(|udp| UdpHeader::new(udp).source_port())
+/// Returns source and destination port of a UDP header at an offset.
+fn ports(body: &[u8], at: usize) -> Option<[u16; 2]> {
+    let udp = UdpHeader::new(body.get(at..)?);
+    Some([udp.source_port()?, udp.destination_port()?])
 }
 
 /// Accepts packets that are not from a server. A truncated header may be a server's, so it is refused.
-fn dhcp(port: Option<u16>, server: u16) -> Result<(), Violation> {
-    match port {
-        Some(port) if port != server => Ok(()),
+fn dhcp(ports: Option<[u16; 2]>, [server, client]: [u16; 2]) -> Result<(), Violation> {
+    match ports {
+        Some([from, to]) if from != server && to != client => Ok(()),
         _ => Err(Violation::Server),
     }
 }

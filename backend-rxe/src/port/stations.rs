@@ -14,19 +14,41 @@ use pvrdma_verbs_types::Gid;
 pub(super) struct Station {
     /// IP addresses that the host claims.
     pub(super) addresses: [Option<Gid>; 2],
+    /// IP address that the host wants to claim if no other host has it.
+    pub(super) probed: Option<Gid>,
     /// Ethernet address that it claims for them.
     pub(super) hardware: Option<MacAddr>,
     /// The host claims to be a router.
     pub(super) is_router: bool,
 }
 
+/// Use of an address by a host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum AddressUse {
+    /// The host claims it.
+    Claim(Gid),
+    /// The host probes for it. A host that is about to claim the same address then gives it up.
+    Probe(Gid),
+}
+
+impl Station {
+    /// Iterates over the addresses of the message.
+    pub(super) fn uses(&self) -> impl Iterator<Item = AddressUse> {
+        let claims = self.addresses.into_iter().flatten().map(AddressUse::Claim);
+        claims.chain(self.probed.map(AddressUse::Probe))
+    }
+}
+
 /// Parses an ARP packet for IPv4 over Ethernet. Returns `None` if it is something else, or incomplete. A probe has no
 /// sender address (RFC 5227).
 pub(super) fn arp(body: &[u8]) -> Option<Station> {
     let packet = Arp::parse(body).filter(|packet| matches!(packet.operation, Arp::REQUEST | Arp::REPLY))?;
-    let sender = Ipv4Addr::from(packet.sender_ip);
-    let address = (!sender.is_unspecified()).then(|| IpAddr::V4(sender).into());
-    Some(Station { addresses: [address, None], hardware: Some(packet.sender_mac), is_router: false })
+    let [sender, target] = [packet.sender_ip, packet.target_ip].map(|address| {
+        let address = Ipv4Addr::from(address);
+        (!address.is_unspecified()).then(|| IpAddr::V4(address).into())
+    });
+    let probed = target.filter(|_| sender.is_none());
+    Some(Station { addresses: [sender, None], probed, hardware: Some(packet.sender_mac), is_router: false })
 }
 
 /// Parses a RARP request of a host for its own address, which VMMs send to teach switches the new place of a machine.
@@ -45,9 +67,11 @@ pub(super) fn discovery(packet: &[u8], at: usize) -> Option<Station> {
     // The receiver of a redirect caches the Ethernet address of its target, if the message contains that.
     let announces_target =
         message.kind == Discovery::NEIGHBOUR_ADVERTISEMENT || message.kind == Discovery::REDIRECT && hardware.is_some();
-    let target = message.target.filter(|_| announces_target).and_then(address);
+    let (source, target) = (address(message.source), message.target.and_then(address));
+    // Duplicate address detection (RFC 4862, 5.4.2).
+    let probed = target.filter(|_| message.kind == Discovery::NEIGHBOUR_SOLICITATION && source.is_none());
     let is_router = message.kind == Discovery::ROUTER_ADVERTISEMENT;
-    Some(Station { addresses: [address(message.source), target], hardware, is_router })
+    Some(Station { addresses: [source, target.filter(|_| announces_target)], probed, hardware, is_router })
 }
 
 /// Returns the Ethernet address in the options. `None`: the options are malformed, or contradict each other, so

@@ -4,14 +4,17 @@
 //! wire, PSNs tell the old connection from the new one. In local delivery, the first request assigns an identifier to
 //! the connection, and both halves keep it until RESET.
 
+use std::hash::{BuildHasher, RandomState};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pvrdma_verbs_types::Psn;
 
-/// Largest number that a process can count up to.
-const MAX_COUNTED: u64 = 1 << 62;
-/// Next identifier.
-static NEXT: AtomicU64 = AtomicU64::new(2);
+/// Number of connections that have begun.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+/// Key by which identifiers follow from that number. It is random: a VMM can read the identifiers of its own guest's
+/// connections, and restore queue pairs with any others.
+static KEY: OnceLock<RandomState> = OnceLock::new();
 
 /// Identifier of the connection that a half of a QP belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -25,7 +28,9 @@ impl Connection {
 
     /// Returns a new identifier.
     fn begin() -> Self {
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+        let number = KEY.get_or_init(RandomState::new).hash_one(NEXT.fetch_add(1, Ordering::Relaxed));
+        // The smallest ones have a meaning.
+        Self(number.max(2))
     }
 
     /// Returns `true` if the other half is in this process.
@@ -38,13 +43,8 @@ impl Connection {
         self.0
     }
 
-    /// Restores an identifier, so that halves restored in one process still belong together. If the number is in use
-    /// already, no harm is done: halves of different connections differ in their addresses or QPNs.
-    pub(crate) fn restore(number: u64) -> Self {
-        // A forged number must not exhaust the numbers for later connections.
-        if number < MAX_COUNTED {
-            NEXT.fetch_max(number + 1, Ordering::Relaxed);
-        }
+    /// Restores an identifier, so that halves restored in one process still belong together.
+    pub(crate) const fn restore(number: u64) -> Self {
         Self(number)
     }
 
@@ -116,6 +116,21 @@ mod tests {
             assert!(!responder.meet(&mut requester, psns(5, 5)), "{before:?}");
             assert_eq!((responder, requester), before, "halves of two connections do not connect");
         }
+    }
+
+    /// A VMM can restore a queue pair with any number, and knows the numbers of its own guest's connections.
+    #[test]
+    fn a_number_is_not_guessed_from_others() {
+        let own = [(); 100].map(|()| connection().0.save());
+        let (mut responder, _) = connection();
+        for number in own {
+            for near in number.saturating_sub(1000)..number.saturating_add(1000) {
+                let mut forged = Connection::restore(near);
+                assert!(!responder.meet(&mut forged, psns(5, 5)), "{number} {near}");
+            }
+        }
+        let mut restored = Connection::restore(responder.save());
+        assert!(responder.meet(&mut restored, psns(5, 5)), "both halves were restored in one process");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pvrdma_link::memory::{self, MemoryLink};
 use pvrdma_roce::wire::{Network, Packet, build};
-use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Rxe, RxeHca, RxeStation};
+use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Rxe, RxeHca, RxeStation, VlanMode};
 use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, Peers, QueuePair, Rules, VerbsError, link_local};
 use pvrdma_verbs_types::{Gid, GidType, QpType, SendData, SendOp, UdDestination, WcStatus};
 
@@ -47,6 +47,19 @@ fn with_nic(world: &World, number: u8, rules: PortRules) -> (MemoryLink, MemoryL
 fn arp(source: u8, address: Gid) -> Vec<u8> {
     let head = [&[0xff; 6][..], &mac(source).0, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 2], &mac(source).0].concat();
     [&head[..], &address.ipv4().unwrap(), &[0; 10], &[0; 18]].concat()
+}
+
+/// An ARP probe (RFC 5227) of the host of this number.
+fn arp_probe(source: u8, address: Gid) -> Vec<u8> {
+    let head = [&[0xff; 6][..], &mac(source).0, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1], &mac(source).0].concat();
+    [&head[..], &[0; 10], &address.ipv4().unwrap(), &[0; 18]].concat()
+}
+
+/// A neighbour solicitation by which the host of this number detects duplicates of an address (RFC 4862).
+fn detection(source: u8, address: Gid) -> Vec<u8> {
+    let ethernet = [&[0x33, 0x33, 0, 0, 0, 1][..], &mac(source).0, &[0x86, 0xdd]].concat();
+    let header = [&[0x60, 0, 0, 0, 0, 24, 58, 255][..], &[0; 16], &[0xff; 16]].concat();
+    [&ethernet[..], &header, &[135, 0, 0, 0, 0, 0, 0, 0], &address.0].concat()
 }
 
 /// A neighbour advertisement for an address.
@@ -193,6 +206,88 @@ fn arp_and_neighbour_discovery_follow_the_address_rules() {
     give(&other_guest, &arp(3, gid(3)));
     world.rxe.run_ready();
     assert_eq!((other.counter("passed_out"), other.counter("passed_dropped_address")), (1, 0));
+}
+
+/// A device that could bind the address of a group would get all datagrams that other devices send to the group.
+#[test]
+fn a_device_gets_addresses_of_single_hosts_only() {
+    let world = World::new();
+    let (network, guest, _uplink) = with_nic(&world, 1, PortRules::default());
+    let any = || Rules { addresses: AddressRule::ANY, ..Rules::default() };
+    let (device, other) = (world.ruled(1, own()), world.ruled(3, any()));
+    let none = [
+        "ff02::1",
+        "ff12::9",
+        "::ffff:224.0.0.9",
+        "::ffff:239.1.2.3",
+        "::ffff:255.255.255.255",
+        "::ffff:0.0.0.0",
+        "::1",
+        "::ffff:127.0.0.1",
+    ];
+    for (index, address) in (0..).zip(none) {
+        let address = Gid(address.parse::<std::net::Ipv6Addr>().unwrap().octets());
+        for node in [&device, &other] {
+            bind(&node.hca, index, address).unwrap();
+            assert!(!has(node, address), "{address}");
+        }
+        if address.ipv4().is_some_and(|address| address != [0; 4]) {
+            give(&guest, &arp(1, address));
+        }
+    }
+    world.settle();
+    assert_eq!((taken(&network).len(), device.counter("passed_dropped_address")), (0, 4));
+}
+
+/// A host gives an address up if another one probes for it at the same time (RFC 5227, 2.1.1; RFC 4862, 5.4.3).
+#[test]
+fn only_its_owner_probes_for_a_reserved_address() {
+    let world = World::new();
+    let (network, guest, _uplink) = with_nic(&world, 1, PortRules::default());
+    let (other_network, other_guest, _other_uplink) = with_nic(&world, 3, PortRules::default());
+    let v6 = |last| Gid([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]);
+    let (device, owner) = (world.ruled(1, own()), world.ruled(3, listed(&[gid(9), v6(9)])));
+    let frames = |source, address: u8| {
+        [arp_probe(source, gid(address)), detection(source, v6(address)), detection(source, link_local(mac(address)))]
+    };
+    let sends = |guest: &MemoryLink, network: &MemoryLink, frame: &[u8]| {
+        give(guest, frame);
+        world.rxe.run_ready();
+        taken(network).len() == 1
+    };
+    for (guest, network, source, address, passes) in [
+        (&guest, &network, 1, 7, [true; 3]),
+        (&guest, &network, 1, 9, [false, false, true]),
+        (&guest, &network, 1, 3, [true, true, false]),
+        (&guest, &network, 1, 1, [true; 3]),
+        (&other_guest, &other_network, 3, 9, [true; 3]),
+        (&other_guest, &other_network, 3, 3, [true; 3]),
+        (&other_guest, &other_network, 3, 1, [true, true, false]),
+    ] {
+        let sent = frames(source, address).map(|frame| sends(guest, network, &frame));
+        assert_eq!(sent, passes, "{source} {address}");
+    }
+    let drops = [&device, &owner].map(|node| node.counter("passed_dropped_address"));
+    assert_eq!(drops, [3, 1]);
+    // A probe is no claim.
+    bind(&owner.hca, 0, gid(9)).unwrap();
+    assert!(has(&owner, gid(9)));
+}
+
+/// Hosts take a tag behind that of a priority for the VLAN of a frame.
+#[test]
+fn announcements_of_remote_hosts_count_in_their_vlan() {
+    let world = World::with(|config| config.vlan = VlanMode::Trunk);
+    let (network, _guest, _uplink) = with_nic(&world, 1, PortRules::default());
+    let device = world.ruled(1, own());
+    let mut announcement = arp(200, gid(8));
+    announcement.splice(12..12, [0x81, 0, 0xe0, 0, 0x81, 0, 0, 5]);
+    give(&network, &announcement);
+    world.rxe.run_ready();
+    for (index, vlan) in [(0, Some(5)), (1, Some(7)), (2, None)] {
+        device.hca.bind_gid_in_vlan(index, gid(8), GidType::RoceV2, vlan).unwrap();
+    }
+    assert_eq!(waits(&device), ["remote", "probing", "probing"]);
 }
 
 /// Addresses that a host beyond the uplink announces by ARP count as that host's.

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use pvrdma_link::memory::{self, MemoryLink};
 use pvrdma_rxe::faults::{DeviceEffect, DeviceFaults};
 use pvrdma_rxe::{AddressConflict, PortConfig, PortRules, RxeHca, RxeStation};
-use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, Rules, VerbsError, link_local};
+use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, PauseHca, Rules, SaveHca, VerbsError, link_local};
 use pvrdma_verbs_types::{Gid, GidType, QpType, Qpn, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::world::*;
@@ -71,6 +71,69 @@ fn advance(world: &World, time: Duration) {
 }
 
 use pvrdma_link::Clock as _;
+
+/// Saves the bound GIDs of a device and restores them in another one.
+fn hand_over(from: &Node, to: &Node, gids: &[(u8, Gid)]) {
+    assert!(from.hca.pause() && to.hca.pause());
+    to.hca.restore_tables(&from.hca.save_tables().unwrap()).unwrap();
+    for &(index, address) in gids {
+        to.hca.restore_gid(index, address, GidType::RoceV2, None).unwrap();
+    }
+    assert!(to.hca.resume());
+}
+
+/// Attack: a guest binds the address of another device, which it does not get, and waits for a hand-over, after which
+/// its device may be restored first.
+#[test]
+fn a_hand_over_gives_no_address_to_a_device_that_waits_for_it() {
+    let (old, new) = (World::new(), World::new());
+    for world in [&old, &new] {
+        world.clock.advance(HOLD * 10);
+    }
+    let [[owner, thief], [next_owner, next_thief]] =
+        [&old, &new].map(|world| [1, 3].map(|number| world.ruled(number, Rules::default())));
+    bind(&owner.hca, 0, gid(9));
+    bind(&thief.hca, 0, gid(3));
+    bind(&thief.hca, 7, gid(9));
+    assert_eq!((has(&owner, gid(9)), waits(&thief)), (true, vec!["taken".to_owned()]));
+    hand_over(&thief, &next_thief, &[(0, gid(3)), (7, gid(9))]);
+    assert!(has(&next_thief, gid(3)) && !has(&next_thief, gid(9)));
+    // Another device that leaves wakes all that wait.
+    drop(new.ruled(5, Rules::default()));
+    new.rxe.run_ready();
+    hand_over(&owner, &next_owner, &[(0, gid(9))]);
+    advance(&new, HOLD * 2);
+    assert_eq!((has(&next_owner, gid(9)), waits(&next_thief)), (true, vec!["taken".to_owned()]));
+    // The guest gets the address when its owner has released it for a minute.
+    next_owner.hca.unbind_gid(0);
+    advance(&new, HOLD - PROBE);
+    assert!(!has(&next_thief, gid(9)));
+    advance(&new, PROBE);
+    assert!(has(&next_thief, gid(9)));
+    assert!(next_owner.hca.restore_tables(&[0x22, 2, 0x80, 2]).is_err(), "no such index");
+}
+
+/// Attack: a guest binds the address of a host beyond the uplink shortly before a hand-over.
+#[test]
+fn an_address_is_probed_for_after_a_hand_over_if_it_was_not_held_before() {
+    for announced in [false, true] {
+        let (old, new) = (World::new(), World::new());
+        let [(network, _guest, _uplink), (_network, _other, _next)] = [&old, &new].map(|world| with_card(world, 1));
+        let [device, next] = [&old, &new].map(|world| world.ruled(1, Rules::default()));
+        if announced {
+            give(&network, &arp(200, gid(9)));
+            old.rxe.run_ready();
+        }
+        bind(&device.hca, 0, gid(9));
+        assert_eq!(waits(&device), [if announced { "remote" } else { "probing" }]);
+        hand_over(&device, &next, &[(0, gid(9))]);
+        assert_eq!(waits(&next), [if announced { "taken" } else { "probing" }]);
+        advance(&new, if announced { HOLD } else { Duration::ZERO });
+        assert_eq!(waits(&next), ["probing"]);
+        advance(&new, PROBE);
+        assert!(has(&next, gid(9)));
+    }
+}
 
 /// Attack: the gateway sends nothing for a minute, which happens when its neighbours refresh their entries by unicast.
 /// A guest must not get its address in that time.

@@ -131,6 +131,71 @@ fn servers_do_not_answer_where_addresses_are_listed() {
     assert_eq!(count(PortRules::default()), [true; 6]);
 }
 
+/// DHCP clients accept what arrives at their port, whatever its source port (those that read raw packets do).
+#[test]
+fn packets_to_dhcp_clients_come_from_servers() {
+    let own = link_local(mac(1)).0;
+    let to = |port: u16| [&[0x13, 0x88][..], &port.to_be_bytes(), &[0, 8, 0, 0]].concat();
+    let v4_to = |port: u16| {
+        let mut body = v4("10.0.0.5", [0, 0], 5000);
+        body[22..24].copy_from_slice(&port.to_be_bytes());
+        frame(&[], 0x800, &body)
+    };
+    let v6_to = |port| frame(&[], 0x86dd, &v6(own, &[], 17, &to(port)));
+    let guarded = card(VlanMode::Untagged, listed());
+    let trusted = card(VlanMode::Untagged, PortRules { dhcp_guard: false, ..listed() });
+    for offer in [v4_to(68), v6_to(546)] {
+        assert!(!guarded.sends(&offer, "passed_dropped_server"));
+        assert!(trusted.sends(&offer, "passed_dropped_server"));
+    }
+    for request in [v4_to(67), v6_to(547), v4_to(546), v6_to(68)] {
+        assert!(guarded.sends(&request, "passed_dropped_server"));
+    }
+}
+
+/// A switch takes such frames for those of its neighbour, which is the host: they stop or block the port of all guests.
+#[test]
+fn control_frames_of_the_link_do_not_leave() {
+    let to = |destination: [u8; 6], kind: u16, body: &[u8]| {
+        [&destination[..], &mac(1).0, &kind.to_be_bytes(), body, &[0; 44]].concat()
+    };
+    let reserved = |last| [1, 0x80, 0xc2, 0, 0, last];
+    let pauses: [Vec<u8>; 3] = [
+        to(reserved(1), 0x8808, &[0, 1, 0xff, 0xff]),
+        // Priority flow control for all priorities, to the switch and to its own address.
+        to(reserved(1), 0x8808, &[1, 1, 0, 0xff, 0xff, 0xff]),
+        to([2, 9, 9, 9, 9, 9], 0x8808, &[1, 1, 0, 0xff, 0xff, 0xff]),
+    ];
+    let bridges = [
+        to(reserved(0), 38, &[0x42, 0x42, 3, 0, 0, 0]),
+        to(reserved(2), 0x8809, &[1]),
+        to(reserved(3), 0x888e, &[1]),
+        to(reserved(14), 0x88cc, &[2]),
+        to(reserved(15), 0x88b5, &[]),
+        to([1, 0, 12, 0xcc, 0xcc, 0xcc], 40, &[0xaa, 0xaa, 3, 0, 0, 12, 0x20, 0]),
+        to([1, 0, 12, 0xcc, 0xcc, 0xcd], 50, &[0xaa, 0xaa, 3, 0, 0, 12, 1, 11]),
+    ];
+    let others = [
+        to(reserved(16), 0x88b5, &[]),
+        to([1, 0x80, 0xc2, 0, 1, 0], 0x88b5, &[]),
+        to([1, 0, 0x5e, 0, 0, 1], 0x88b5, &[]),
+        to([1, 0, 12, 0xcc, 0xcc, 0xce], 0x88b5, &[]),
+    ];
+    for vlan in [VlanMode::Untagged, VlanMode::Access(7), VlanMode::Trunk] {
+        for (forged, bridge) in [(ForgedTransmits::Off, false), (ForgedTransmits::Mac, true)] {
+            let card = card(vlan, PortRules { forged, ..PortRules::default() });
+            let sends = |frame: &Vec<u8>| card.sends(frame, "passed_dropped_control");
+            assert_eq!(pauses.each_ref().map(sends), [false; 3]);
+            assert_eq!(bridges.each_ref().map(sends), [bridge; 7]);
+            assert_eq!(others.each_ref().map(sends), [true; 4]);
+        }
+    }
+    let card = card(VlanMode::Trunk, PortRules::default());
+    let mut tagged = pauses[2].clone();
+    tagged.splice(12..12, [0x81, 0, 0, 5]);
+    assert!(!card.sends(&tagged, "passed_dropped_control"));
+}
+
 /// A guest that changes the MAC address of its interface, or uses a macvlan or a bond, has its IP addresses at another
 /// MAC address. RoCE to that address is delivered to the device, or counted if the rules forbid the address.
 #[test]

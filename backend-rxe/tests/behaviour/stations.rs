@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use pvrdma_link::memory::{self, MemoryLink};
 use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, RxeStation, VlanMode};
-use pvrdma_verbs::link_local;
+use pvrdma_verbs::{Hca, link_local};
+use pvrdma_verbs_types::GidType;
 
 use crate::world::*;
 
@@ -243,4 +244,30 @@ fn tags_hide_no_station() {
     let card = Card::new(VlanMode::Access(7), ForgedTransmits::Off);
     assert!(!card.sends(&frame(&[], 0x806, &forged)));
     assert!(card.sends(&frame(&[], 0x806, &arp(1, 0x800, 2, (1, OWN), (0, NONE)))));
+}
+
+/// Hosts take a tag behind that of a priority for the VLAN of a frame. Switches remove the outer one of two tags.
+#[test]
+fn an_address_is_checked_in_each_vlan_that_a_frame_may_reach() {
+    let card = Card::new(VlanMode::Trunk, ForgedTransmits::Off);
+    let other = card.world.node(3);
+    other.hca.bind_gid_in_vlan(1, gid(9), GidType::RoceV2, Some(5)).unwrap();
+    let claim = arp(1, 0x800, 2, (1, gid(9).ipv4().unwrap()), (0, NONE));
+    let (priority, five, seven) = ([0x81, 0, 0xe0, 0], [0x81, 0, 0, 5], [0x81, 0, 0, 7]);
+    let (service_five, old_five) = ([0x88, 0xa8, 0, 5], [0x91, 0, 0, 5]);
+    for tags in [&[][..], &[priority], &[seven], &[priority, seven], &[priority, priority]] {
+        assert!(card.sends(&frame(&tags.concat(), 0x806, &claim)), "{tags:x?}");
+    }
+    for tags in [
+        &[five][..],
+        &[service_five],
+        &[old_five],
+        &[priority, five],
+        &[priority, priority, five],
+        &[priority, service_five],
+        &[seven, five],
+        &[five, seven],
+    ] {
+        assert!(!card.sends(&frame(&tags.concat(), 0x806, &claim)), "{tags:x?}");
+    }
 }

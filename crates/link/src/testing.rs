@@ -46,6 +46,8 @@ pub enum Broken {
     Address(IpAddr),
     /// The frame announces an address for another host.
     Station,
+    /// The frame is for the other end of the link, which may stop the link for all others because of it.
+    Control,
 }
 
 impl fmt::Debug for Rules<'_> {
@@ -73,7 +75,9 @@ impl Rules<'_> {
         }
         let (tags, kind, body) = behind_tags(frame);
         self.check_tags(&tags)?;
-        let vlan = tags.first().map(|&(_, vid)| vid).filter(|&vid| vid != 0);
+        if kind == 0x8808 || is_reserved(frame) && (frame[5] == 1 || !self.sources.is_empty()) {
+            return Err(Broken::Control);
+        }
         let is_roce = match kind {
             0x8915 => true,
             0x0800 => is_ipv4_roce(body),
@@ -83,11 +87,13 @@ impl Rules<'_> {
         if is_roce && !self.roce {
             return Err(Broken::Roce);
         }
-        match kind {
+        let named: Vec<_> = tags.iter().map(|&(_, vid)| Some(vid)).filter(|&vid| vid != Some(0)).collect();
+        let vlans = if named.is_empty() { vec![None] } else { named };
+        vlans.into_iter().try_for_each(|vlan| match kind {
             0x0806 | 0x8035 => self.check_arp(&frame[6..12], body, vlan),
             0x86dd => self.check_discovery(body, vlan),
             _ => Ok(()),
-        }
+        })
     }
 
     fn check_tags(&self, tags: &[(u16, u16)]) -> Result<(), Broken> {
@@ -132,11 +138,16 @@ impl Rules<'_> {
     }
 }
 
+/// Returns `true` if the destination of a frame is one that bridges do not forward to (IEEE 802.1Q, table 8-1).
+fn is_reserved(frame: &[u8]) -> bool {
+    frame[..5] == [0x01, 0x80, 0xc2, 0x00, 0x00] && frame[5] < 16
+}
+
 /// Returns type and VLAN of each tag, the ethertype behind them, and the rest of the frame.
 fn behind_tags(frame: &[u8]) -> (Vec<(u16, u16)>, u16, &[u8]) {
     let word = |at: usize| frame.get(at..at + 2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
     let (mut tags, mut at) = (Vec::new(), 12);
-    while let Some(kind @ (0x8100 | 0x88a8 | 0x9100)) = word(at) {
+    while let Some(kind @ (0x8100 | 0x88a8 | 0x9100 | 0x9200 | 0x9300)) = word(at) {
         let Some(control) = word(at + 2) else { break };
         tags.push((kind, control & 0xfff));
         at += 4;
@@ -144,7 +155,7 @@ fn behind_tags(frame: &[u8]) -> (Vec<(u16, u16)>, u16, &[u8]) {
     let (kind, body) = (word(at).unwrap_or(0), frame.get(at + 2..).unwrap_or_default());
     // The ethertype field may be a length, followed by SNAP (RFC 1042). Some receivers accept any ethertype behind it.
     match body {
-        [0xaa, 0xaa, 3, _, _, _, high, low, body @ ..] if kind <= 1500 => {
+        [0xaa, 0xaa, 3, _, _, _, high, low, body @ ..] if kind < 1536 => {
             (tags, u16::from_be_bytes([*high, *low]), body)
         }
         _ => (tags, kind, body),
@@ -164,8 +175,11 @@ fn is_roce_port(body: &[u8], at: usize) -> bool {
 
 fn is_ipv6_roce(body: &[u8]) -> bool {
     match upper(body) {
-        // The port is in this fragment, or may be in the next one.
-        Some(Upper { protocol: 17, fragment, at, .. }) => is_roce_port(body, at) || fragment && body.len() < at + 4,
+        // The port is in this fragment, or may be in another one.
+        Some(Upper { protocol: 17, fragment, at, direct }) => {
+            let end = 40 + usize::from(u16::from_be_bytes([body[4], body[5]]));
+            is_roce_port(body, at) || fragment && (!direct || body.len().min(end) < at + 4)
+        }
         _ => false,
     }
 }
@@ -175,10 +189,12 @@ struct Upper {
     protocol: u8,
     at: usize,
     fragment: bool,
+    /// The header follows the fragment header directly.
+    direct: bool,
 }
 
 fn upper(body: &[u8]) -> Option<Upper> {
-    let (mut protocol, mut at, mut fragment) = (*body.get(6)?, 40, false);
+    let (mut protocol, mut at, mut fragment, mut direct) = (*body.get(6)?, 40, false, false);
     loop {
         let header = body.get(at..).unwrap_or_default();
         let length = match (protocol, header) {
@@ -191,8 +207,9 @@ fn upper(body: &[u8]) -> Option<Upper> {
                 fragment = true;
                 8
             }
-            _ => return Some(Upper { protocol, at, fragment }),
+            _ => return Some(Upper { protocol, at, fragment, direct }),
         };
+        direct = protocol == 44 && !direct;
         protocol = header[0];
         at += length;
     }

@@ -20,10 +20,12 @@ impl EtherType {
     pub const IPV6: Self = Self(0x86dd);
     /// A service tag of IEEE 802.1ad.
     pub const SERVICE_VLAN: Self = Self(0x88a8);
+    /// MAC control: pauses of the link (IEEE 802.3, annex 31A).
+    pub const MAC_CONTROL: Self = Self(0x8808);
     /// RoCE v1.
     pub const ROCE: Self = Self(0x8915);
-    /// A tag in front of another one, as bridges sent it before IEEE 802.1ad.
-    pub const OLD_SERVICE_VLAN: Self = Self(0x9100);
+    /// Tags in front of another one, as bridges sent them before IEEE 802.1ad, and can still be configured to.
+    pub const OLD_SERVICE_VLANS: [Self; 3] = [Self(0x9100), Self(0x9200), Self(0x9300)];
 
     /// Returns `true` for the tags that IEEE defines: of 802.1Q and of 802.1ad.
     #[inline]
@@ -34,7 +36,8 @@ impl EtherType {
     /// Returns `true` for all tags: those of IEEE and those of older bridges.
     #[inline]
     pub const fn is_tag(self) -> bool {
-        self.is_ieee_tag() || matches!(self, Self::OLD_SERVICE_VLAN)
+        let [first, second, third] = Self::OLD_SERVICE_VLANS;
+        self.is_ieee_tag() || self.0 == first.0 || self.0 == second.0 || self.0 == third.0
     }
 }
 
@@ -197,7 +200,8 @@ mod tests {
             (&[0x8100], (18, EtherType::IPV4)),
             (&[0x9100, 0x8100], (22, EtherType::IPV4)),
             (&[0x88a8, 0x8100, 0x8100], (22, EtherType::VLAN)),
-            (&[0x9200], (14, EtherType(0x9200))),
+            (&[0x9200, 0x9300], (22, EtherType::IPV4)),
+            (&[0x9400], (14, EtherType(0x9400))),
         ] {
             let frame = frame(types);
             assert_eq!(behind(&frame), (expected.0, Some(expected.1)), "{types:x?}");

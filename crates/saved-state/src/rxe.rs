@@ -5,7 +5,7 @@ use crate::pages::PageList;
 use crate::roce;
 use crate::work::{RecvWr, SendWr};
 
-/// The keys of an adapter, without the regions.
+/// The keys of an adapter, without the regions, and its GIDs that cannot be used yet.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct RegionTable {
@@ -18,6 +18,12 @@ pub struct RegionTable {
     /// Free slots, in the order in which they are used.
     #[prost(uint32, repeated, tag = "3")]
     pub free: Vec<u32>,
+    /// Indices of GIDs that wait because another device or host has the address.
+    #[prost(uint32, repeated, tag = "4")]
+    pub taken_gids: Vec<u32>,
+    /// Indices of GIDs for which no host had been asked to the end.
+    #[prost(uint32, repeated, tag = "5")]
+    pub unasked_gids: Vec<u32>,
 }
 
 /// A memory region, without the parameters that the device has passed.

@@ -67,7 +67,10 @@ static QP_REQUESTER: Shape = Shape { name: "rxe::Requester", fields: &[(2, One(&
 static QP_RESPONDER: Shape = Shape { name: "rxe::Responder", fields: &[(2, One(&RECV)), (6, One(&WIRE_RESPONDER))] };
 static QUEUE_PAIR: Shape =
     Shape { name: "rxe::QueuePair", fields: &[(5, One(&QP_REQUESTER)), (6, One(&QP_RESPONDER))] };
-static REGION_TABLE: Shape = Shape { name: "rxe::RegionTable", fields: &[(3, Numbers(size_of::<u32>()))] };
+static REGION_TABLE: Shape = Shape {
+    name: "rxe::RegionTable",
+    fields: &[(3, Numbers(size_of::<u32>())), (4, Numbers(size_of::<u32>())), (5, Numbers(size_of::<u32>()))],
+};
 static FILLED: Shape = Shape { name: "rxe::Filled", fields: &[(4, One(&PAGES))] };
 static REGION: Shape = Shape { name: "rxe::Region", fields: &[(2, One(&FILLED))] };
 static SHARED_RECEIVE_QUEUE: Shape = leaf("rxe::SharedReceiveQueue");

@@ -8,7 +8,8 @@ use pvrdma_link::Frames;
 use rustix::io::Errno;
 
 use super::offload::{
-    Headers, MAX_HEADERS, MAX_SEGMENTS, MAX_SUPER, OFFLOAD_LEN, SuperFrameHeaders, VirtioNetHeader, finish_checksum,
+    Headers, MAX_HEADERS, MAX_RECEIVED, MAX_SEGMENTS, MAX_SUPER, OFFLOAD_LEN, SuperFrameHeaders, VirtioNetHeader,
+    finish_checksum,
 };
 use super::socket::{self, Arrival, MAX_MESSAGES};
 
@@ -165,6 +166,9 @@ impl Input {
         self.scratch.clear();
         self.scratch.extend_from_slice(bytes.get(begin..TAG_LEN + length)?);
         let headers = Headers::of(&self.scratch)?;
+        if self.scratch.len().checked_sub(headers.len)?.div_ceil(segment) > MAX_RECEIVED {
+            return None;
+        }
         // For a small message, copying is faster than passing many pieces to the kernel in each call.
         if length >= MIN_APART {
             self.layout = Layout::of(headers.len - (TAG_LEN - begin), segment);
@@ -234,4 +238,50 @@ fn split(frames: &mut Frames, whole: &[u8], headers: &Headers, segment: usize) -
         });
     }
     Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use pvrdma_link::offload::sample::{data, long_tcp};
+
+    use super::*;
+
+    /// Passes a TCP frame with this payload to the link, as one message of the kernel in this layout. Returns the
+    /// number of resulting frames, if the message was usable.
+    fn frames_of(layout: Layout, length: usize, segment: u16) -> Option<usize> {
+        let (frame, _) = long_tcp([2; 6], [4; 6], &data(length), segment);
+        let [s0, s1] = segment.to_ne_bytes();
+        let offload = VirtioNetHeader::from_bytes(&[1, 1, 0, 0, s0, s1, 34, 0, 16, 0]);
+        let mut frames = Frames::default();
+        let span = frames.reserve(layout.room());
+        let mut parts = Vec::new();
+        scatter(frames.room(span.clone()), layout, &mut parts);
+        let mut rest = &frame[..];
+        for part in &mut parts {
+            let (here, after) = rest.split_at(part.len().min(rest.len()));
+            part[..here.len()].copy_from_slice(here);
+            rest = after;
+        }
+        let arrival = Arrival { length: OFFLOAD_LEN + frame.len(), tag: None, truncated: false };
+        let taken = Input::default().take(&mut frames, span.start, layout, &arrival, offload);
+        assert!(taken.is_some() || frames.is_empty());
+        taken.map(|()| frames.len())
+    }
+
+    /// A virtual machine on the same bridge chooses the segments of its super-frames, down to one byte.
+    #[test]
+    fn a_super_frame_of_tiny_segments_is_lost() {
+        for (length, segment, expected) in [
+            (65_000, 1448, Some(45)),
+            (65_000, 64, Some(1016)),
+            (1024, 1, Some(1024)),
+            (1025, 1, None),
+            (65_000, 63, None),
+            (65_000, 1, None),
+        ] {
+            for layout in [Layout::WHOLE, Layout::of(54, segment.into())] {
+                assert_eq!(frames_of(layout, length, segment), expected, "{length} {segment} {layout:?}");
+            }
+        }
+    }
 }

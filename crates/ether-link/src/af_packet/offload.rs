@@ -9,7 +9,7 @@ use pvrdma_link::offload::{
     headers::{checksum_of_ipv4, put},
     is_whole,
 };
-use pvrdma_packet::Ethernet;
+use pvrdma_packet::{Ethernet, UdpHeader};
 
 use pvrdma_link::Offload;
 
@@ -19,6 +19,9 @@ pub(super) const OFFLOAD_LEN: usize = 10;
 pub(super) const MAX_SUPER: usize = 65_535 + Ethernet::UNTAGGED_LEN + Ethernet::TAG_LEN;
 /// Highest number of packets in a super-frame that this module builds.
 pub(super) const MAX_SEGMENTS: usize = 64;
+/// Highest number of packets in a received super-frame. Hosts send no more, because the data of a segment are no fewer
+/// than 64 bytes on any network, but a virtual machine on the same bridge can ask for segments of one byte.
+pub(super) const MAX_RECEIVED: usize = 1024;
 
 const NEEDS_CHECKSUM: u8 = 1;
 const KIND_NONE: u8 = 0;
@@ -146,6 +149,13 @@ impl SuperFrameHeaders for Headers {
     }
 }
 
+/// Returns `true` if a UDP packet with headers at these offsets has payload, and no padding, which the kernel would
+/// take for payload.
+fn has_payload_alone(headers: &Headers, frame: &[u8]) -> bool {
+    let length = frame.get(headers.transport..).and_then(|udp| UdpHeader::new(udp).length());
+    frame.len() > headers.len && length.is_some_and(|length| headers.transport + usize::from(length) == frame.len())
+}
+
 /// Finds the RoCE v2 packets at the start of `frames` that can leave as one super-frame. Returns their number, if it is
 /// more than one, and the headers of the first.
 ///
@@ -157,6 +167,9 @@ pub(super) fn run<'f>(frames: impl Iterator<Item = &'f [u8]>) -> Option<(usize, 
     // The kernel rejects a super-frame with inconsistent headers, and the caller would conclude that it rejects all
     // super-frames. So such a packet must not begin one.
     let headers = Headers::of(first).filter(Headers::are_roce).filter(|_| is_whole(first))?;
+    if !has_payload_alone(&headers, first) {
+        return None;
+    }
     let udp_checksum = headers.transport + 6;
     if first.get(udp_checksum..udp_checksum + 2) != Some(&[0, 0]) {
         return None;
@@ -164,10 +177,11 @@ pub(super) fn run<'f>(frames: impl Iterator<Item = &'f [u8]>) -> Option<(usize, 
     let mut total = first.len();
     let (mut count, mut open) = (1, true);
     for frame in frames {
-        total += frame.len().checked_sub(headers.len)?;
+        total += frame.len().saturating_sub(headers.len);
         if !open
             || frame.len() > first.len()
             || total > MAX_SUPER - Ethernet::TAG_LEN
+            || !has_payload_alone(&headers, frame)
             || !headers.is_continued_by(count, frame)
         {
             break;

@@ -74,6 +74,33 @@ fn runs_end_where_packets_differ() {
     }
 }
 
+/// The kernel rejects a super-frame whose segments have no payload. A guest that may send RoCE itself can send such
+/// packets, and packets with padding, which would become payload.
+#[test]
+fn packets_without_payload_or_with_padding_begin_and_continue_no_run() {
+    let lengthened = |ident, payload, padding: usize| {
+        let mut frame = packet(ident, 0xc001, payload);
+        frame.resize(frame.len() + padding, 0);
+        frame
+    };
+    // Only the headers of Ethernet, IPv4 and UDP, with their own lengths.
+    let empty = |ident, padding: usize| {
+        let mut frame = packet(ident, 0xc001, 0);
+        frame.truncate(42);
+        (frame[17], frame[39]) = (28, 8);
+        frame.resize(42 + padding, 0);
+        frame
+    };
+    let run = |frames: &[Vec<u8>]| offload::run(batch(frames).iter()).map(|(count, _)| count);
+    assert_eq!(run(&[lengthened(1, 64, 0), lengthened(2, 64, 0), lengthened(3, 60, 0)]), Some(3));
+    for padding in [0, 18] {
+        assert_eq!(run(&[empty(1, padding), empty(2, padding)]), None);
+        assert_eq!(run(&[lengthened(1, 64, 0), lengthened(2, 64, 0), empty(3, padding)]), Some(2));
+    }
+    assert_eq!(run(&[lengthened(1, 64, 4), lengthened(2, 64, 4)]), None);
+    assert_eq!(run(&[lengthened(1, 64, 0), lengthened(2, 64, 0), lengthened(3, 60, 4)]), Some(2));
+}
+
 /// Work that another sender of the host left to the hardware: a TCP super-frame, for IPv4 and for IPv6.
 #[test]
 fn tcp_is_cut_and_summed() {

@@ -138,9 +138,9 @@ impl VxlanLink {
         let counters = &self.counters;
         let now = self.clock.now();
         let mut table = self.table.lock();
-        let Some(remote) = table.sender(from, now) else {
+        if !table.accepts(from) {
             return self.refuse(&counters.vxlan_dropped_sender, format_args!("{from} is not a remote"));
-        };
+        }
         let frame = match decapsulate(payload, self.vni) {
             Ok(frame) => frame,
             Err(NoFrame::Malformed) => {
@@ -157,6 +157,10 @@ impl VxlanLink {
         if !ecn::decapsulate(class, frame) {
             return self.refuse(&counters.vxlan_dropped_congested, format_args!("congestion on the way from {from}"));
         }
+        // Only a frame of this network makes its sender a remote.
+        let Some(remote) = table.sender(from, now) else {
+            return self.refuse(&counters.vxlan_dropped_sender, format_args!("{from} is one remote too many"));
+        };
         match table.learn(&inner, remote, now) {
             Learned::Known | Learned::New => {}
             Learned::Moved => {

@@ -62,6 +62,11 @@ impl Remotes {
         self.configured == 1 && !self.open
     }
 
+    /// Returns `true` if frames from `from` are accepted, as far as there is room for its sender.
+    pub(super) fn accepts(&self, from: SocketAddr) -> bool {
+        self.open || self.by_address.contains_key(&from.ip())
+    }
+
     /// Returns the index of the remote that sends from `from`. `None` if its datagrams are not accepted.
     pub(super) fn sender(&mut self, from: SocketAddr, now: Duration) -> Option<usize> {
         // The port is not compared, because the end of a tunnel chooses it per flow.

@@ -186,6 +186,34 @@ fn stations_are_found_at_their_last_source() {
     assert_eq!((takes(&first), takes(&second)), (to_a.len() + 8, to_a.len() + 8), "forgotten");
 }
 
+/// Each host of the Internet can send datagrams to an open end, and those of other networks at the same port arrive at
+/// the first one.
+#[test]
+fn only_frames_of_its_network_take_the_room_of_an_open_end() {
+    let hub = link(&VxlanConfig { open: true, ..config("127.0.0.1", &[]) });
+    let frame = ipv4(A, B, 0, [1, 4791], b"payload");
+    let datagram = |flags, vni| [&[flags, 0, 0, 0, 0, 0, vni, 0][..], &frame].concat();
+    let accepts = |number: u16, datagram: &[u8]| {
+        let [high, low] = number.to_be_bytes();
+        let from = SocketAddr::from(([10, 0, high, low], 1000));
+        hub.accept(Arrived { from, class: 0, payload: &mut datagram.to_vec() }).is_some()
+    };
+    for number in 0..3 * u16::try_from(MAX_REMOTES).unwrap() {
+        let stranger: &[u8] = match number % 4 {
+            0 => &datagram(0, 7),
+            1 => &datagram(8, 6),
+            2 => &datagram(8, 7)[..20],
+            _ => b"short",
+        };
+        assert!(!accepts(number, stranger), "{number}");
+    }
+    for number in 0..u16::try_from(MAX_REMOTES).unwrap() {
+        assert!(accepts(10_000 + number, &datagram(8, 7)), "{number}");
+    }
+    assert!(!accepts(u16::MAX, &datagram(8, 7)));
+    assert_eq!(figure(&hub, "vxlan_dropped_sender"), 1);
+}
+
 #[test]
 fn an_open_end_learns_the_address_of_a_remote() {
     let (spoke, spoke_address) = plain("127.0.0.2");
