@@ -153,10 +153,10 @@ impl Bindings {
     /// asked.
     pub(crate) fn save(&self) -> (Vec<u32>, Vec<u32>) {
         let state = self.state.lock();
-        let waiting = |reasons: &[Why]| {
+        let waiting = |reasons: &[Why]| -> Vec<u32> {
             let waits = |binding: &Binding| binding.wait.is_some_and(|wait| reasons.contains(&wait.why));
-            let waiting = state.bindings.iter().filter(|(_, binding)| waits(binding));
-            waiting.map(|(&index, _)| index.into()).collect()
+            let indices = state.bindings.iter().filter(|(_, binding)| waits(binding));
+            indices.map(|(&index, _)| u32::from(index)).collect()
         };
         (waiting(&[Why::Taken, Why::Remote]), waiting(&[Why::Probing, Why::Busy, Why::LinkDown]))
     }
@@ -165,7 +165,7 @@ impl Bindings {
     ///
     /// # Errors
     /// An index is not one of a GID.
-    pub(crate) fn expect(&self, (taken, unasked): (&[u32], &[u32])) -> Result<(), VerbsError> {
+    pub(crate) fn expect(&self, taken: &[u32], unasked: &[u32]) -> Result<(), VerbsError> {
         let indices = |list: &[u32]| {
             let indices = list.iter().map(|&index| u8::try_from(index).map_err(|_| VerbsError::Invalid("GID index")));
             indices.collect::<Result<BTreeSet<_>, _>>()

@@ -48,7 +48,7 @@ impl SaveHca for RxeHca {
     fn restore_tables(&self, saved: &[u8]) -> Result<(), VerbsError> {
         let adapter = self.adapter();
         let (table, _charge) = decode::<saved::RegionTable>(adapter, saved)?;
-        self.bindings().expect((&table.taken_gids, &table.unasked_gids))?;
+        self.bindings().expect(&table.taken_gids, &table.unasked_gids)?;
         adapter.mrs.restore(table)
     }
 
