@@ -45,6 +45,12 @@ pub(crate) enum Command {
     /// Generate the table of docs/figures.md and the pictures from docs/results.json.
     #[command(hide = true)]
     Published,
+    /// Take records of other projects' suites into docs/suites.json, and generate the tables of docs/suites.md.
+    #[command(hide = true)]
+    Suites {
+        /// Files in target/suites, which `test --only slow/suites` has written.
+        records: Vec<PathBuf>,
+    },
     /// Make the last frame of a recording stay, and write this frame as a picture of its own.
     #[command(hide = true)]
     HoldLastFrame {

@@ -42,6 +42,8 @@ mod shell;
 #[cfg(feature = "suite")]
 mod suite;
 mod times;
+#[cfg(feature = "suite")]
+mod upstream;
 mod vmm_pair;
 #[cfg(feature = "suite")]
 mod workflow;
@@ -105,6 +107,10 @@ fn run(cli: cli::Cli) -> Result<ExitCode> {
             bench::published::draw(&root.with_file_name("docs"))?;
         }
         Command::HoldLastFrame { picture, result } => recording::hold_last_frame(&picture, &result)?,
+        Command::Suites { records } => {
+            let root = daemon::workspace_manifest().context("the workspace this program was built from is gone")?;
+            upstream::take(&root.with_file_name("docs"), &records)?;
+        }
         Command::Matrix => print!("{}", cases::matrix::table(&cases::names())),
         Command::Guests { build } => cases::guests::run(&GuestImage::build()?, &build)?,
         Command::Test(options) => return suite::run(&options),

@@ -37,6 +37,7 @@ use report::{Report, table, write_json};
 use trend::Earlier;
 
 pub(crate) use html::{example_page, parts};
+pub(crate) use report::commit;
 
 /// Measures, prints a table and writes the results.
 pub(crate) fn run(options: &BenchOptions) -> Result<()> {

@@ -77,7 +77,8 @@ pub(super) fn table(figures: &[Figure]) -> Table {
     table
 }
 
-fn commit() -> String {
+/// Describes the commit of this project.
+pub(crate) fn commit() -> String {
     std::process::Command::new("git")
         .args(["describe", "--always", "--dirty"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))

@@ -71,6 +71,8 @@ mod shared;
 mod soak;
 mod sockets;
 #[cfg(feature = "suite")]
+mod suites;
+#[cfg(feature = "suite")]
 mod torture;
 mod two_daemons;
 #[cfg(feature = "suite")]
@@ -123,6 +125,8 @@ fn of_the_device() -> Vec<Case> {
     cases.extend(lab::cases());
     #[cfg(feature = "suite")]
     cases.extend(lab_rootfs::cases());
+    #[cfg(feature = "suite")]
+    cases.extend(suites::cases());
     #[cfg(feature = "suite")]
     cases.extend(container::cases());
     #[cfg(feature = "suite")]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
+use super::apt;
 use super::guest_image::{GuestImage, host_command};
 use super::log_command::StepLog;
 use super::roots::{base_key, copy_tree, executable};
@@ -19,10 +20,19 @@ pub struct HostRoot {
 impl HostRoot {
     /// Builds the root directory `name` if it is missing.
     pub fn build(image: &GuestImage, name: &str, packages: &[&str]) -> Result<Self> {
+        Self::build_with(image, name, packages, "")
+    }
+
+    /// Same as [`Self::build`], with a shell script that runs inside it. `MIRROR` is the address of the Debian mirror.
+    pub fn build_with(image: &GuestImage, name: &str, packages: &[&str], script: &str) -> Result<Self> {
         let built = Self { root: image.directory().join(name) };
         let mut steps = Steps::open(image.directory())?;
         let packages = packages.join(" ");
-        steps.run(name, &format!("{} {packages}", base_key()?), |log| built.make(image, &packages, log))?;
+        let key = format!("{} {packages} {script}", base_key()?);
+        steps.run(name, &key, |log| {
+            built.make(image, &packages, log)?;
+            log.shell_in(&built.root, &format!("export MIRROR='{}'\n{script}", apt::mirror()?))
+        })?;
         steps.finish();
         Ok(built)
     }
