@@ -51,7 +51,8 @@ impl<H: Hca> std::fmt::Debug for PvrdmaDevice<H> {
 }
 
 impl<H: Hca> PvrdmaDevice<H> {
-    /// Creates the device of a station in power-on state. Its access to `memory` is disabled until the guest enables bus mastering.
+    /// Creates the device of a station in power-on state. Its access to `memory` is disabled until the guest enables
+    /// bus mastering.
     ///
     /// # Errors
     /// The configuration is invalid, or the backend cannot serve another device.

@@ -1,9 +1,9 @@
 //! The PVRDMA PCI function as a device model, compatible with the Linux driver `vmw_pvrdma`.
 //!
 //! A VMM creates a [`PvrdmaDevice`] with its guest's memory ([`pvrdma_guest_memory::DmaSpace`]), an
-//! [`InterruptSink`](pvrdma_pci_function::InterruptSink) and its [station](pvrdma_verbs::Station) at a backend, and drives it through
-//! [`PciFunction`](pvrdma_pci_function::PciFunction): configuration space, three BARs, reset. The crate contains
-//! nothing about sockets, vfio-user or KVM.
+//! [`InterruptSink`](pvrdma_pci_function::InterruptSink) and its [station](pvrdma_verbs::Station) at a backend, and
+//! drives it through [`PciFunction`](pvrdma_pci_function::PciFunction): configuration space, three BARs, reset. The
+//! crate contains nothing about sockets, vfio-user or KVM.
 //!
 //! ```
 //! # use std::error::Error;

@@ -12,7 +12,7 @@ const PAUSE: [u8; 6] = [1, 0x80, 0xc2, 0, 0, 1];
 pub(super) fn is_control(frame: &[u8], bridge: bool) -> bool {
     match frame.first_chunk() {
         Some(&PAUSE) => true,
-        Some([1, 0x80, 0xc2, 0, 0, ..=0x0f] | [1, 0, 0x0c, 0xcc, 0xcc, 0xcc | 0xcd]) => !bridge,
+        Some([1, 0x80, 0xc2, 0, 0, 0..=0x0f] | [1, 0, 0x0c, 0xcc, 0xcc, 0xcc | 0xcd]) => !bridge,
         _ => false,
     }
 }

@@ -223,8 +223,8 @@ pub(crate) fn run(mut batch: WireBatch<'_>) -> Run {
 }
 
 impl WireBatch<'_> {
-    /// Takes requests from the ring and builds a batch of packets. Breaks if there was nothing to do, with the reason if
-    /// there are requests.
+    /// Takes requests from the ring and builds a batch of packets. Breaks if there was nothing to do, with the reason
+    /// if there are requests.
     fn turn(&mut self, frames: &mut Frames) -> ControlFlow<Option<SendGate>> {
         let (port, qp) = (self.port, self.qp);
         let guard = MemoryGuard::open(&qp.adapter, None);

@@ -83,6 +83,20 @@ pub struct RequesterInspect {
 }
 
 impl Requester {
+    /// Returns the reason why [`Self::poll_transmit`] builds no packet, if there are requests that are not done. To be
+    /// called after it has built none.
+    pub fn send_wait(&self) -> Option<SendWait> {
+        if self.ended || self.is_empty() {
+            None
+        } else if self.timers.is_running(Timer::RnrBackoff) {
+            Some(SendWait::Rnr)
+        } else if self.snd.nxt < self.snd.posted && self.in_flight() >= self.recovery.window().into() {
+            Some(SendWait::Window)
+        } else {
+            (self.in_flight() > 0).then_some(SendWait::Ack)
+        }
+    }
+
     /// Exports the state. `now` is on the clock of the other methods.
     pub fn inspect(&self, now: Duration) -> RequesterInspect {
         let rtt = self.recovery.rtt_estimate();

@@ -44,7 +44,6 @@ use serde::Serialize;
 
 use crate::path::Path;
 use ack_policy::AckPolicy;
-use inspect::SendWait;
 use loss_recovery::{LossRecovery, Probe};
 use path_choice::Multipath;
 use read_grid::ReadGrid;
@@ -277,20 +276,6 @@ impl Requester {
     /// The smoothed RTT. `None`: nothing was measured.
     pub fn rtt(&self) -> Option<Duration> {
         self.recovery.rtt_estimate().map(|(srtt, _)| srtt)
-    }
-
-    /// Returns the reason why [`Self::poll_transmit`] builds no packet, if there are requests that are not done. To be
-    /// called after it has built none.
-    pub fn send_wait(&self) -> Option<SendWait> {
-        if self.ended || self.is_empty() {
-            None
-        } else if self.timers.is_running(Timer::RnrBackoff) {
-            Some(SendWait::Rnr)
-        } else if self.snd.nxt < self.snd.posted && self.in_flight() >= self.recovery.window().into() {
-            Some(SendWait::Window)
-        } else {
-            (self.in_flight() > 0).then_some(SendWait::Ack)
-        }
     }
 
     /// Returns `true` if the next packet is a retransmission.

@@ -273,7 +273,7 @@ fn lists_of_pages() {
     refused(&pages(|pages| pages.counts[0] = 262_145), "run of pages");
     refused(&pages(|pages| pages.addresses[0] = !0xfff), "run of pages");
     refused(&pages(|pages| pages.addresses[0] = 1 << 40), "ring of the saved state is not mapped");
-    // A driver cannot give an event ring so many pages.
+    // A driver can give an event ring at most 512 pages.
     refused(&pages(|pages| pages.counts[0] = 513), "pages of an event ring");
     // A list that no object follows, at the end of the stream.
     refused(&changed::<saved::Gid>(&changed::<saved::Qp>(&saved, |_| false), |_| false), "misplaced");
