@@ -52,7 +52,7 @@ use response_tracker::ResponseTracker;
 use sack::Sack;
 use scoreboard::Scoreboard;
 use send_state::{SendState, Seq};
-use timers::{Timer, TimerTable};
+use timers::TimerTable;
 
 /// Finished requests that are kept to reuse their buffers.
 const MAX_SPARE: usize = 8;
