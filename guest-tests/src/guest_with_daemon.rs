@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::daemon::{Daemon, DaemonDevice};
+use crate::daemon::{Daemon, DaemonDevice, Setup};
 use crate::endpoints::bring_up;
 use crate::image::GuestImage;
 use crate::vm::{Nic, NicModel, Vm, VmBuilder};
@@ -18,6 +18,22 @@ pub(crate) struct GuestWithDaemon {
     daemon: Daemon,
 }
 
+/// Keys of a daemon, apart from names, sockets and MAC address.
+#[derive(Debug)]
+pub(crate) struct Keys {
+    /// Keys of the network, separated by commas.
+    pub(crate) network: String,
+    /// Keys of the device, each with its comma: `,pin=off`.
+    pub(crate) device: String,
+}
+
+impl Keys {
+    /// Returns keys of the network alone.
+    pub(crate) const fn of_network(network: String) -> Self {
+        Self { network, device: String::new() }
+    }
+}
+
 /// Location and resources of the two.
 struct Place<'a> {
     namespace: Option<&'a str>,
@@ -28,10 +44,9 @@ struct Place<'a> {
 }
 
 impl GuestWithDaemon {
-    /// Starts both without waiting for the guest. `directory` holds all their files and must not be shared; `options`
-    /// are those of the device, `uplink` among them.
-    pub(crate) fn start(image: &GuestImage, directory: &Path, name: &str, mac: &str, options: &str) -> Result<Self> {
-        Self::start_in(None, image, directory, name, mac, options)
+    /// Starts both without waiting for the guest. `directory` holds all their files and must not be shared.
+    pub(crate) fn start(image: &GuestImage, directory: &Path, name: &str, mac: &str, keys: &Keys) -> Result<Self> {
+        Self::start_in(None, image, directory, name, mac, keys)
     }
 
     /// Same as [`Self::start`], with a given memory size.
@@ -40,11 +55,11 @@ impl GuestWithDaemon {
         directory: &Path,
         name: &str,
         mac: &str,
-        options: &str,
+        keys: &Keys,
         memory_mib: u32,
     ) -> Result<Self> {
         let place = Place { namespace: None, directory, memory_mib, qemu_nic: false };
-        Self::start_at(&place, image, name, mac, options)
+        Self::start_at(&place, image, name, mac, keys)
     }
 
     /// Same as [`start`](Self::start), with the daemon in a network namespace, if one is named.
@@ -54,10 +69,10 @@ impl GuestWithDaemon {
         directory: &Path,
         name: &str,
         mac: &str,
-        options: &str,
+        keys: &Keys,
     ) -> Result<Self> {
         let place = Place { namespace, directory, memory_mib: MEMORY_MIB, qemu_nic: false };
-        Self::start_at(&place, image, name, mac, options)
+        Self::start_at(&place, image, name, mac, keys)
     }
 
     /// Same as [`Self::start`], beside a vNIC of QEMU.
@@ -66,13 +81,13 @@ impl GuestWithDaemon {
         directory: &Path,
         name: &str,
         mac: &str,
-        options: &str,
+        keys: &Keys,
     ) -> Result<Self> {
         let place = Place { namespace: None, directory, memory_mib: MEMORY_MIB, qemu_nic: true };
-        Self::start_at(&place, image, name, mac, options)
+        Self::start_at(&place, image, name, mac, keys)
     }
 
-    fn start_at(place: &Place<'_>, image: &GuestImage, name: &str, mac: &str, options: &str) -> Result<Self> {
+    fn start_at(place: &Place<'_>, image: &GuestImage, name: &str, mac: &str, keys: &Keys) -> Result<Self> {
         let directory = place.directory;
         std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
         let path = |name: &str| directory.join(name);
@@ -82,11 +97,13 @@ impl GuestWithDaemon {
             socket: socket.clone(),
             mac: mac.to_owned(),
             options: match place.qemu_nic {
-                true => format!(",nic={},{options}", datagrams(&ours, &guests)),
-                false => format!(",nic-socket={},{options}", ours.display()),
+                true => format!(",nic={}{}", datagrams(&ours, &guests), keys.device),
+                false => format!(",nic-socket={}{}", ours.display(), keys.device),
             },
         };
-        let daemon = Daemon::start_in(place.namespace, directory, &[device])?;
+        let networks = [format!("name=default,{}", keys.network)];
+        let setup = Setup { namespace: place.namespace, networks: &networks, ..Setup::default() };
+        let daemon = Daemon::launch(&setup, directory, &[device])?;
         let builder = VmBuilder::new(image, directory).name(name).memory_mib(place.memory_mib).pvrdma_socket(&socket);
         let builder = match place.qemu_nic {
             true => builder.nic(Nic { model: NicModel::Vmxnet3, mac: mac.to_owned(), local: guests, remote: ours }),

@@ -53,11 +53,11 @@ impl Bench {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
-        let device =
-            format!("name=vm0,socket={},mac=52:54:00:00:00:01,pin=off,uplink=unix:{}", path("vm0"), path("uplink"));
+        let device = format!("name=vm0,socket={},mac=52:54:00:00:00:01,pin=off", path("vm0"));
+        let network = format!("--network=name=default,uplink=unix:{}", path("uplink"));
         // With `strict`, a system call outside the filter kills the process, and the test fails.
         let mut child = Command::new(PROGRAM)
-            .args(["--sandbox", "strict", "--device", &device, "--control", &path("control")])
+            .args(["--sandbox=strict", &network, "--device", &device, "--control", &path("control")])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -217,7 +217,7 @@ fn devices_come_and_go_beside_traffic() {
     }
 }
 
-/// Adding a device whose network is not configured creates the network. It ends with its last device.
+/// Adding a device with its network creates the network, as does a device of `default`. It ends with its last device.
 #[test]
 fn a_network_is_created_and_ends_with_its_devices() {
     for isolate in ISOLATION {
@@ -225,22 +225,24 @@ fn a_network_is_created_and_ends_with_its_devices() {
         let mut pair = host.pair();
         let before = host.costs();
         let wire = host.path("wire");
-        let uplink = format!("uplink=unix-dgram:{}:{}", wire.display(), host.path("other").display());
+        let uplink = format!("name=wired,uplink=unix-dgram:{}:{}", wire.display(), host.path("other").display());
+        let add = |name: &str, number, network: &str| {
+            let device = describe(&host.folder, name, number, "network=wired,address=any");
+            host.run(&["add", "--network", network, &device]).map(drop)
+        };
         for _ in 0..2 {
             beside_traffic(&mut pair, || {
                 // The two networks have equal addresses. The test does not depend on an address list; a probe of the
                 // wire would only delay the transfer.
-                host.add("one", 1, &format!("{uplink},address=any")).unwrap();
-                host.add("two", 2, &format!("{uplink},address=any")).unwrap();
+                add("one", 1, &uplink).unwrap();
+                add("two", 2, &uplink).unwrap();
                 host.add("three", 1, "roce=v2").unwrap();
                 // Path MTU that fits packets of 1500 bytes.
                 transfer(&host.guest("one", 1), &host.guest("two", 2), 3);
-                let name = uplink.strip_prefix("uplink=").unwrap();
-                assert_eq!(host.network(name)["devices"], json!(["one", "two"]));
+                assert_eq!(host.network("wired")["devices"], json!(["one", "two"]));
                 assert_eq!(host.network("default")["devices"], json!(["three"]));
-                // The name stands for the existing network. A device with other keys for it is refused.
-                let error = host.add("four", 4, &format!("{uplink},mtu=9000")).unwrap_err();
-                assert!(error.contains("mtu is another than that of one"), "{error}");
+                let error = add("four", 4, &format!("{uplink},mtu=9000")).unwrap_err();
+                assert!(error.contains("network wired: it exists and is described differently"), "{error}");
                 host.remove("one").unwrap();
                 assert!(wire.exists());
                 for name in ["two", "three"] {
@@ -270,19 +272,16 @@ fn an_invalid_device_leaves_nothing_behind() {
             (format!("name=new,socket={folder}/new,mac=52:54:00:00:03:01,network=red"), "device vm1 of the same"),
             (format!("name=new,socket={folder}/new,{mac},network=green"), "there is no network 'green'"),
             (format!("name=new,socket={folder}/new,{mac},network=reed"), "did you mean 'red'?"),
-            (format!("name=new,socket={folder}/new,{mac},network=red,mtu=9000"), "described elsewhere"),
+            (format!("name=new,socket={folder}/new,{mac},network=red,mtu=9000"), "'mtu' is a key of a network"),
             (format!("name=new,socket={folder}/vm1,{mac},network=red"), "also the socket of device vm1"),
             (format!("name=new,socket={folder}/control,{mac},network=red"), "also the control socket"),
             (format!("name=new,socket={folder}/file,{mac},network=red"), "exists and is not a socket"),
             (format!("name=new,socket={folder}/no/where,{mac},network=red"), "does not exist"),
             (format!("name=new,socket={folder}/{long},{mac},network=red"), "too long for a socket"),
             (format!("name=new,socket=here,{mac},network=red"), "here does not begin with /"),
-            (format!("name=new,socket={folder}/new,{mac},uplink=unix:there"), "there does not begin with /"),
             (format!("name=../x,socket={folder}/new,{mac},network=red"), "a name has 1 to 32 letters"),
             (format!("name=new\u{1b}[31m,socket={folder}/new,{mac},network=red"), "a name has 1 to 32 letters"),
             (format!("name=new,socket={folder}/new,{mac},network=red,nic=unix:{folder}/n"), "nic needs an uplink"),
-            (format!("name=new,socket={folder}/new,{mac},uplink=tap:no/such"), "name of a network interface"),
-            (format!("name=new,socket={folder}/new,{mac},uplink=af_packet:no-such-if"), "no-such-if"),
             (format!("name=new,socket={folder}/new,{mac},network=red,owner=no-such-user"), "owner"),
             (format!("name=new,socket={folder}/new,{mac},network=red,mode=999"), "octal"),
             (format!("name=new,socket={folder}/new,network=red"), "needs a MAC address"),
@@ -294,6 +293,18 @@ fn an_invalid_device_leaves_nothing_behind() {
             let error = answer["error"]["message"].as_str();
             assert!(error.is_some_and(|error| error.contains(word)), "{device}: {answer}");
             assert_eq!(host.files(), files, "{device}");
+        }
+        for (network, word) in [
+            ("name=new,uplink=unix:there", "there does not begin with /"),
+            ("name=new,uplink=tap:no/such", "name of a network interface"),
+            ("name=new,uplink=af_packet:no-such-if", "no-such-if"),
+            ("name=other", "it is not in the network that is described with it"),
+        ] {
+            let device = format!("name=new,socket={folder}/new,{mac},network=new");
+            let answer = call(&host, "add-device", &json!({"device": device, "network": network}));
+            let error = answer["error"]["message"].as_str();
+            assert!(error.is_some_and(|error| error.contains(word)), "{network}: {answer}");
+            assert_eq!(host.files(), files, "{network}");
         }
         for (method, params) in [
             ("add-device", json!({})),
@@ -541,8 +552,11 @@ fn a_link_goes_down_and_up() {
     for isolate in ISOLATION {
         let host = Host::start(isolate);
         let [wire, other] = ["wire", "other"].map(|name| host.path(name).display().to_string());
-        host.add("near", 3, &format!("uplink=unix-dgram:{wire}:{other}")).unwrap();
-        host.add("far", 4, &format!("uplink=unix-dgram:{other}:{wire}")).unwrap();
+        for (name, number, own, peer) in [("near", 3, &wire, &other), ("far", 4, &other, &wire)] {
+            let network = format!("name={name},uplink=unix-dgram:{own}:{peer}");
+            let device = describe(&host.folder, name, number, &format!("network={name}"));
+            host.run(&["add", "--network", &network, &device]).unwrap();
+        }
         let port = |name: &str| {
             let status = host.status();
             let devices = status["devices"].as_array().unwrap();

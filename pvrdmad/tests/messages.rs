@@ -92,7 +92,8 @@ fn mistakes_in_the_file() {
         ),
         (device.replace("[[device]]", "[device]"), &["line 1", "[[device]], with double brackets"]),
         (device.replace("\"a\"", "7"), &["line 2"]),
-        (format!("{device}mtu = \"x\"\n"), &["line 4, column 7"]),
+        (format!("{device}version = \"x\"\n"), &["line 4, column 11"]),
+        (format!("{device}mtu = 9000\n"), &["`mtu` is a key of a network", "line 4, column 1"]),
         ("[[device]\n".to_owned(), &["line 1"]),
         (device.to_owned(), &["device a: needs a socket"]),
         (format!("{device}socket = \"/a\"\nmac = 1\n"), &["duplicate key"]),
@@ -183,9 +184,10 @@ fn links_come_and_go() {
     let (nic, uplink) = (place.path("nic"), place.path("uplink"));
     let other = UnixListener::bind(&uplink).unwrap();
     let device = place.device("vm0", 1);
-    let device = format!("{device},nic=unix:{},uplink=unix-connect:{}", nic.display(), uplink.display());
+    let device = format!("{device},nic=unix:{}", nic.display());
+    let network = format!("--network=name=default,uplink=unix-connect:{}", uplink.display());
     let control = place.text("control");
-    let mut running = Running::start(program().args(["--device", &device, "--control", &control]));
+    let mut running = Running::start(program().args([&network, "--device", &device, "--control", &control]));
     let waits = |link: &Path| {
         let (status, said) = ask(&["status", "--control", &control]);
         assert_eq!(status, Some(0), "{said}");
@@ -211,9 +213,9 @@ fn links_come_and_go() {
 fn removed_sockets_are_reported() {
     let place = Place::new();
     let control = place.text("control");
-    let more = |what: &str| format!(",{what}={}", place.text(what));
-    let device = format!("{}{}{}", place.device("vm0", 1), more("nic-socket"), more("uplink").replace('=', "=unix:"));
-    let running = Running::start(program().args(["--device", &device, "--control", &control]));
+    let device = format!("{},nic-socket={}", place.device("vm0", 1), place.text("nic-socket"));
+    let network = format!("--network=name=default,uplink=unix:{}", place.text("uplink"));
+    let running = Running::start(program().args([&network, "--device", &device, "--control", &control]));
     let removed = || {
         let (status, said) = ask(&["status", "--control", &control]);
         assert_eq!(status, Some(0), "{said}");

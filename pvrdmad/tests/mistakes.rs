@@ -40,6 +40,7 @@ fn words_that_are_wrong() {
     assert_said(&["--frob"], 2, &["unexpected argument '--frob'"]);
     for (keys, text) in [
         ("sock=/x", "did you mean 'socket'?"),
+        ("uplink=tap:t", "'uplink' is a key of a network: write --network name=NAME,uplink=tap:t and, at the device"),
         ("speed=9", "unknown key 'speed'"),
         ("mac=52:54:00:00:00:1", "'52:54:00:00:00:1' is not a MAC address (six hexadecimal bytes with colons)"),
         ("mac=xx", "'xx' is not a MAC address (six hexadecimal bytes with colons)"),
@@ -85,12 +86,13 @@ fn findings_as_json() {
     assert_eq!(findings(&["--device", &device("a")]), (Some(0), Vec::new()));
     let begins = |found: &[String; 5], begin: &[&str]| begin.iter().zip(found).all(|(a, b)| b.starts_with(a));
 
-    let (code, found) =
-        findings(&["--device", &device("no/a,uplink=af_packet:nope0"), "--control", &format!("{path}/no/c")]);
+    let network = ["--network", "name=default,uplink=af_packet:nope0"];
+    let others = ["--device", &device("no/a"), "--control", &format!("{path}/no/c")];
+    let (code, found) = findings(&[&network[..], &others].concat());
     assert_eq!(code, Some(1));
     for (found, begin) in found.iter().zip([
         ["error", "daemon", "control", &format!("{path}/no/c: the directory"), "create the directory"],
-        ["error", "network a", "uplink", "there is no interface nope0 on this host", "use an interface"],
+        ["error", "network default", "uplink", "there is no interface nope0 on this host", "use an interface"],
         ["error", "device a", "socket", &format!("{path}/no/a: the directory"), "create the directory"],
         ["warning", "device a", "address", "own on a network with an uplink", "list its addresses"],
     ]) {
@@ -124,12 +126,16 @@ fn places_that_are_wrong() {
     assert_said(&["--device", &device(&plain, "")], 1, &["exists and is not a socket"]);
     let folder_itself = folder.path().display().to_string();
     assert_said(&["--device", &device(&folder_itself, "")], 1, &["exists and is not a socket"]);
-    let (a, vxlan) = (path("a"), ",uplink=vxlan:192.0.2.1,remote=192.0.2.2");
-    assert_said(&["--device", &device(&a, vxlan)], 1, &["192.0.2.1 is not an address of this host"]);
+    let a = path("a");
+    let on_uplink = |uplink: &str, said: &str| {
+        let network = format!("name=default,uplink={uplink}");
+        assert_said(&["--network", &network, "--device", &device(&a, "")], 1, &[said]);
+    };
+    on_uplink("vxlan:192.0.2.1,remote=192.0.2.2", "192.0.2.1 is not an address of this host");
     // Without the privilege for raw sockets, the daemon reports that before it looks for the interface.
     let problem =
         if rustix::process::geteuid().is_root() { "no such interface" } else { "raw frames need CAP_NET_RAW" };
-    assert_said(&["--device", &device(&a, ",uplink=af_packet:nope0")], 1, &[&format!("nope0: {problem}")]);
+    on_uplink("af_packet:nope0", &format!("nope0: {problem}"));
     assert_said(&["--control", &a, "--device", &device(&a, "")], 2, &["is also the control socket"]);
     let other = format!("name=b,socket={},{MAC}", path("b"));
     let same = "device b: device a of the same network has the same MAC address 52:54:00:00:00:01";
@@ -169,7 +175,8 @@ fn links_without_rights() {
         for capability in [CapabilitySet::NET_RAW, CapabilitySet::NET_ADMIN] {
             let _ = remove_capability_from_bounding_set(capability);
         }
-        said(&["--device", &format!("name=a,socket={socket},{MAC},uplink={link}")])
+        let network = format!("name=default,uplink={link}");
+        said(&["--network", &network, "--device", &format!("name=a,socket={socket},{MAC}")])
     };
     let tun = OpenOptions::new().read(true).write(true).open("/dev/net/tun").is_ok();
     let interface = thread::spawn({

@@ -250,7 +250,7 @@ fn a_reload_that_fails_changes_nothing() {
     fails("backend =", &[(1, "")], "config.toml");
     fails("[[network]]\nname = 'a'\nspeed = 9", &[(1, "")], "speed");
     fails("captures = 'off'", &[(1, ""), (2, "")], "captures: it cannot change while the daemon runs");
-    fails("", &[(1, "mtu = 9000"), (2, "")], "mtu is that of the uplink");
+    fails("", &[(1, "mtu = 9000"), (2, "")], "`mtu` is a key of a network");
     fails("", &[(1, "roce = 'v1'"), (2, "")], "device vm1: it runs and is described differently");
     fails("[[network]]\nname = 'red'", &[(1, "network = 'red'"), (2, "")], "device vm1: it runs");
     fails("[[network]]\nname = 'default'\npeers = ['10.0.0.0/8']", &[(1, ""), (2, "")], "network default: it runs");

@@ -50,8 +50,10 @@ fn vms_and_changes_survive_the_daemon() {
     nic.negotiate();
     let identity = nic.read(CONFIG, 0, 4);
     let [socket, left, right] = ["c", "c-left", "c-right"].map(|name| place.path(name).display().to_string());
-    let added = format!("name=c,uplink=unix-dgram:{left}:{right},socket={socket},mac=52:54:00:00:00:09,pin=off");
-    place.run(&["add", &added]).unwrap();
+    let network = format!("name=c,uplink=unix-dgram:{left}:{right}");
+    let device = format!("name=c,network=c,socket={socket},mac=52:54:00:00:00:09,pin=off");
+    let add = ["add", "--network", &network, &device];
+    place.run(&add).unwrap();
     place.run(&["limits", "--device", "a1", "max_memory=123456789"]).unwrap();
     place.run(&["share", "--device", "a2", "weight=300"]).unwrap();
     place.run(&["link", "down", "--device", "c"]).unwrap();
@@ -87,7 +89,7 @@ fn vms_and_changes_survive_the_daemon() {
     place.pair().exchange();
     place.run(&["remove", "--device", "c"]).unwrap();
     assert!(!place.path("c").exists());
-    place.run(&["add", &added]).unwrap();
+    place.run(&add).unwrap();
 }
 
 /// The file of a socket that has been taken over is not mistaken for that of a daemon that has ended.

@@ -22,12 +22,12 @@ struct Site {
 }
 
 impl Site {
-    /// Starts the daemon, in a network namespace if one is given.
-    fn start(number: u8, namespace: Option<&Namespace>, options: &str) -> Self {
-        Self::start_with(number, namespace, options, &[])
+    /// Starts the daemon, in a network namespace if one is given. `network` has the keys of its network.
+    fn start(number: u8, namespace: Option<&Namespace>, network: &str) -> Self {
+        Self::start_with(number, namespace, network, "", &[])
     }
 
-    fn start_with(number: u8, namespace: Option<&Namespace>, options: &str, more: &[&str]) -> Self {
+    fn start_with(number: u8, namespace: Option<&Namespace>, network: &str, keys: &str, more: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (socket, control) = (folder.path().join("device"), folder.path().join("control"));
         let device = format!("name=vm{number},socket={},mac=52:54:00:00:03:{number:02x}", socket.display());
@@ -42,8 +42,8 @@ impl Site {
         // With `strict`, a system call outside the filter kills the process, and the test fails.
         command.args(["--sandbox", "strict"]);
         command
-            .arg("--device")
-            .arg(format!("{device},pin=off,address=any,{options}"))
+            .args(["--network", &format!("name=default,{network}")])
+            .args(["--device", &format!("{device},pin=off,address=any{keys}")])
             .arg("--control")
             .arg(&control)
             .args(more);
@@ -55,12 +55,11 @@ impl Site {
     }
 
     /// Starts the daemon with two devices on one uplink.
-    fn start_two([first, second]: [u8; 2], options: &str) -> [Self; 2] {
+    fn start_two([first, second]: [u8; 2], network: &str) -> [Self; 2] {
         let neighbour = tempfile::tempdir().unwrap();
         let socket = neighbour.path().join("device");
         let device = format!("name=vm{second},socket={},mac=52:54:00:00:03:{second:02x}", socket.display());
-        let first =
-            Self::start_with(first, None, options, &["--device", &format!("{device},pin=off,address=any,{options}")]);
+        let first = Self::start_with(first, None, network, "", &["--device", &format!("{device},pin=off,address=any")]);
         let guest = Guest::new(second, &socket);
         let second = Self { guest, daemon: None, control: first.control.clone(), _folder: neighbour };
         [first, second]
@@ -301,7 +300,7 @@ fn a_network_card_on_an_interface_beside_a_vlan() {
     let Some([host, _other]) = Namespace::pair("card") else { return };
     host.do_ip("link add card type veth peer name guest");
     host.do_ip("link set guest address 52:54:00:00:03:01");
-    let site = Site::start(1, Some(&host), "uplink=af_packet:wire,vlan=10,nic=af_packet:card");
+    let site = Site::start_with(1, Some(&host), "uplink=af_packet:wire,vlan=10", ",nic=af_packet:card", &[]);
     // The kernel at the other end looks for neighbours and routers as soon as its interface is up.
     for end in ["card", "guest"] {
         host.do_ip(&format!("link set {end} up"));
@@ -339,7 +338,7 @@ impl Authority {
         Self(issuer, tempfile::tempdir().unwrap())
     }
 
-    /// The network of a daemon with a certificate for `name`.
+    /// Keys of the network of a daemon with a certificate for `name`.
     fn network(&self, uplink: &str, name: &str) -> String {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new([name.to_owned()]).unwrap().signed_by(&key, &self.0).unwrap();
@@ -349,7 +348,7 @@ impl Authority {
             std::fs::write(&path, text).unwrap();
             format!("tls-{what}={}", path.display())
         });
-        format!("name=n,uplink={uplink},mtu=9000,{}", keys.join(","))
+        format!("uplink={uplink},mtu=9000,{}", keys.join(","))
     }
 }
 
@@ -360,7 +359,7 @@ fn a_connection_with_tls() {
     let [.., high, low] = std::process::id().to_be_bytes();
     let address = format!("127.{}.{low}.5", 64 | high & 0x3f);
     let (ours, other) = (Authority::new(), Authority::new());
-    let start = |number, network: String| Site::start_with(number, None, "network=n", &["--network", &network]);
+    let start = |number, network: String| Site::start(number, None, &network);
     let connects = format!("tls-connect:{address}:4790");
     let listening = start(1, ours.network(&format!("tls:{address}:4790"), &address));
     let stranger = start(3, other.network(&connects, &address));

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::shared::Machines;
 use crate::endpoints::Endpoints;
-use crate::guest_with_daemon::{GuestWithDaemon, IPV4, MAC, addresses};
+use crate::guest_with_daemon::{GuestWithDaemon, IPV4, Keys, MAC, addresses};
 use crate::image::GuestImage;
 use crate::namespaces::Namespaces;
 use crate::pair::PVRDMA_DEVICE;
@@ -25,21 +25,21 @@ pub(crate) struct TwoDaemons {
 }
 
 impl TwoDaemons {
-    /// Boots both guests on a network with this MTU. `options` are those of each end's device, including its uplink.
-    /// All files go into the given directory.
-    pub(crate) fn boot(image: &GuestImage, mtu: u32, options: impl Fn(&Path, usize) -> String) -> Result<Self> {
-        Self::boot_in(None, image, mtu, options)
+    /// Boots both guests on a network with this MTU. `keys` are those of each end. All files go into the given
+    /// directory.
+    pub(crate) fn boot(image: &GuestImage, mtu: u32, keys: impl Fn(&Path, usize) -> Keys) -> Result<Self> {
+        Self::boot_in(None, image, mtu, keys)
     }
 
     /// Same as [`Self::boot`], with vNICs of QEMU.
     pub(crate) fn boot_beside_qemu_nics(
         image: &GuestImage,
         mtu: u32,
-        options: impl Fn(&Path, usize) -> String,
+        keys: impl Fn(&Path, usize) -> Keys,
     ) -> Result<Self> {
         Self::boot_with(None, mtu, |directory, end| {
             let own = directory.join(NAMES[end]);
-            GuestWithDaemon::start_beside_qemu_nic(image, &own, NAMES[end], MAC[end], &options(directory, end))
+            GuestWithDaemon::start_beside_qemu_nic(image, &own, NAMES[end], MAC[end], &keys(directory, end))
         })
     }
 
@@ -48,13 +48,13 @@ impl TwoDaemons {
         network: Option<Namespaces>,
         image: &GuestImage,
         mtu: u32,
-        options: impl Fn(&Path, usize) -> String,
+        keys: impl Fn(&Path, usize) -> Keys,
     ) -> Result<Self> {
         let names = network.as_ref().map(|network| [0, 1].map(|end| network.name(end).to_owned()));
         Self::boot_with(network, mtu, |directory, end| {
             let namespace = names.as_ref().map(|names| names[end].as_str());
             let own = directory.join(NAMES[end]);
-            GuestWithDaemon::start_in(namespace, image, &own, NAMES[end], MAC[end], &options(directory, end))
+            GuestWithDaemon::start_in(namespace, image, &own, NAMES[end], MAC[end], &keys(directory, end))
         })
     }
 
