@@ -14,7 +14,7 @@ use super::programs::{self, ALL_SIZES, CONNECTED, DATAGRAMS, LOSSY, MANAGED, Pro
 use super::shared::{Machines, Shared};
 use crate::endpoints::{Endpoints, network_script};
 use crate::guest_with_daemon::{
-    GuestWithDaemon, IPV4, IPV6, Keys, LINK_LOCAL, MAC, MEMORY_MIB, addresses, cable, datagrams,
+    GuestWithDaemon, HostOptions, IPV4, IPV6, LINK_LOCAL, MAC, MEMORY_MIB, addresses, cable, datagrams,
 };
 use crate::image::GuestImage;
 use crate::pair::PVRDMA_DEVICE;
@@ -186,8 +186,8 @@ impl RxePair {
         let directory =
             tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
         let [a, b] = cable(directory.path());
-        let keys = Keys::of_network(format!("uplink={},mtu={MTU}{more}", datagrams(&a, &b)));
-        let ours = GuestWithDaemon::start(image, &directory.path().join("a"), "a", MAC[0], &keys)?;
+        let options = HostOptions::new(format!("uplink={},mtu={MTU}{more}", datagrams(&a, &b)));
+        let ours = GuestWithDaemon::start(image, &directory.path().join("a"), "a", MAC[0], &options)?;
         let nic = Nic { model: NicModel::Virtio, mac: MAC[1].to_owned(), local: b, remote: a };
         let theirs = VmBuilder::new(image, directory.path()).name("b").memory_mib(MEMORY_MIB).nic(nic).start()?;
         ours.bring_up(&addresses(0), MTU)?;

@@ -11,7 +11,7 @@ use super::case::Case;
 use super::programs::{self, CONNECTED, DATAGRAMS, MANAGED, Program};
 use super::shared::{Machines, Shared};
 use super::two_daemons::TwoDaemons;
-use crate::guest_with_daemon::{IPV4, Keys, cable, datagrams};
+use crate::guest_with_daemon::{HostOptions, IPV4, cable, datagrams};
 use crate::pair::PVRDMA_DEVICE;
 
 /// Without and with a VLAN tag. Both ends are equal, so one direction is enough.
@@ -71,9 +71,9 @@ fn all_gids_are_v1(both: &TwoDaemons) -> Result<String> {
     Ok(String::new())
 }
 
-/// Returns the keys of a host whose uplink is one end of a cable. `more` are keys of the network.
-fn cabled(directory: &Path, end: usize, more: &str) -> Keys {
+/// Returns the options of a host whose uplink is one end of a cable. `more` are keys of the network.
+fn cabled(directory: &Path, end: usize, more: &str) -> HostOptions {
     let cable = cable(directory);
     let uplink = datagrams(&cable[end], &cable[1 - end]);
-    Keys { network: format!("uplink={uplink}{more}"), device: ",roce=v1".to_owned() }
+    HostOptions { device: ",roce=v1".to_owned(), ..HostOptions::new(format!("uplink={uplink}{more}")) }
 }
