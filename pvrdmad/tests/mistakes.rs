@@ -1,22 +1,18 @@
 //! Errors about mistakes at the command line: they name the problem, its place and the remedy.
 
 use std::fs::{self, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 
+use crate::common::daemon::{PROGRAM, TestDaemon};
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 use serde_json::Value;
 
 /// Runs the program with these arguments. Returns its exit status and standard error.
 fn said(arguments: &[&str]) -> (Option<i32>, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_pvrdmad"))
-        .args(arguments)
-        .env("RUST_LOG", "off")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
+    let output = Command::new(PROGRAM).args(arguments).env("RUST_LOG", "off").stdin(Stdio::null()).output().unwrap();
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 
@@ -62,7 +58,7 @@ fn words_that_are_wrong() {
 
 /// Runs `check --json`. Returns its exit status, and severity, subject, key, message and remedy of each finding.
 fn findings(arguments: &[&str]) -> (Option<i32>, Vec<[String; 5]>) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
+    let mut command = Command::new(PROGRAM);
     let output = command.args(["check", "--json"]).args(arguments).env("RUST_LOG", "off").output().unwrap();
     let object: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(object.as_object().unwrap().keys().collect::<Vec<_>>(), ["findings"]);
@@ -191,26 +187,6 @@ fn links_without_rights() {
     assert!(!tun || text.contains("make it for this user with 'ip tuntap add dev nope0 mode tap"), "{text}");
 }
 
-/// A daemon with one device and further options.
-struct Daemon(Child);
-
-impl Daemon {
-    fn start(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let ready = BufReader::new(child.stdout.take().unwrap()).lines().next();
-        let daemon = Self(child);
-        assert!(ready.is_some_and(|line| line.unwrap().contains("ready")), "it does not serve");
-        daemon
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn a_configuration_on_standard_input() {
     let folder = tempfile::tempdir().unwrap();
@@ -218,7 +194,7 @@ fn a_configuration_on_standard_input() {
         format!("[[device]]\nname = \"{name}\"\nsocket = {:?}\nmac = \"52:54:00:00:00:01\"\n", folder.path().join(name))
     };
     let read = |command: &str, text: &str| {
-        let mut program = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
+        let mut program = Command::new(PROGRAM);
         program.args(command.split_whitespace()).args(["--config", "-"]).env("RUST_LOG", "off");
         let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         // The program may exit before it has read everything.
@@ -239,12 +215,9 @@ fn a_configuration_on_standard_input() {
 /// Errors about unknown devices and limits list the existing ones.
 #[test]
 fn names_that_are_wrong() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).display().to_string();
-    let device = format!("name=vm0,socket={},{MAC},pin=off", path("vm0"));
+    let daemon = TestDaemon::new().device("vm0", 1, "").start();
+    let path = |name: &str| daemon.path(name).display().to_string();
     let control = path("control");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
-    let _daemon = Daemon::start(command.args(["--device", &device, "--control", &control]));
     let there_are = "there is no device 'vm9' (the devices are vm0)";
     let capture = path("capture");
     for words in [
