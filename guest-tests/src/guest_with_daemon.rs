@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::daemon::{Daemon, DaemonDevice};
+use crate::daemon::{Daemon, DaemonDevice, Setup};
 use crate::endpoints::bring_up;
 use crate::image::GuestImage;
 use crate::vm::{Nic, NicModel, Vm, VmBuilder};
@@ -18,62 +18,37 @@ pub(crate) struct GuestWithDaemon {
     daemon: Daemon,
 }
 
-/// Location and resources of the two.
-struct Place<'a> {
-    namespace: Option<&'a str>,
-    directory: &'a Path,
-    memory_mib: u32,
+/// What distinguishes a host from others, apart from names and addresses.
+#[derive(Debug)]
+pub(crate) struct HostOptions {
+    /// Keys of the network, separated by commas.
+    pub(crate) network: String,
+    /// Keys of the device, each with its comma: `,pin=off`.
+    pub(crate) device: String,
+    /// Network namespace of the daemon.
+    pub(crate) namespace: Option<String>,
+    /// Memory of the guest.
+    pub(crate) memory_mib: u32,
     /// The vNIC is QEMU's, connected with the daemon (`nic=`).
-    qemu_nic: bool,
+    pub(crate) qemu_nic: bool,
+}
+
+impl HostOptions {
+    /// Returns the options of a host whose network has these keys.
+    pub(crate) const fn new(network: String) -> Self {
+        Self { network, device: String::new(), namespace: None, memory_mib: MEMORY_MIB, qemu_nic: false }
+    }
 }
 
 impl GuestWithDaemon {
-    /// Starts both without waiting for the guest. `directory` holds all their files and must not be shared; `options`
-    /// are those of the device, `uplink` among them.
-    pub(crate) fn start(image: &GuestImage, directory: &Path, name: &str, mac: &str, options: &str) -> Result<Self> {
-        Self::start_in(None, image, directory, name, mac, options)
-    }
-
-    /// Same as [`Self::start`], with a given memory size.
-    pub(crate) fn start_with(
+    /// Starts both without waiting for the guest. `directory` holds all their files and must not be shared.
+    pub(crate) fn start(
         image: &GuestImage,
         directory: &Path,
         name: &str,
         mac: &str,
-        options: &str,
-        memory_mib: u32,
+        options: &HostOptions,
     ) -> Result<Self> {
-        let place = Place { namespace: None, directory, memory_mib, qemu_nic: false };
-        Self::start_at(&place, image, name, mac, options)
-    }
-
-    /// Same as [`start`](Self::start), with the daemon in a network namespace, if one is named.
-    pub(crate) fn start_in(
-        namespace: Option<&str>,
-        image: &GuestImage,
-        directory: &Path,
-        name: &str,
-        mac: &str,
-        options: &str,
-    ) -> Result<Self> {
-        let place = Place { namespace, directory, memory_mib: MEMORY_MIB, qemu_nic: false };
-        Self::start_at(&place, image, name, mac, options)
-    }
-
-    /// Same as [`Self::start`], beside a vNIC of QEMU.
-    pub(crate) fn start_beside_qemu_nic(
-        image: &GuestImage,
-        directory: &Path,
-        name: &str,
-        mac: &str,
-        options: &str,
-    ) -> Result<Self> {
-        let place = Place { namespace: None, directory, memory_mib: MEMORY_MIB, qemu_nic: true };
-        Self::start_at(&place, image, name, mac, options)
-    }
-
-    fn start_at(place: &Place<'_>, image: &GuestImage, name: &str, mac: &str, options: &str) -> Result<Self> {
-        let directory = place.directory;
         std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
         let path = |name: &str| directory.join(name);
         let (socket, ours, guests) = (path("pvrdma"), path("nic"), path("nic-of-guest"));
@@ -81,14 +56,16 @@ impl GuestWithDaemon {
             name: name.to_owned(),
             socket: socket.clone(),
             mac: mac.to_owned(),
-            options: match place.qemu_nic {
-                true => format!(",nic={},{options}", datagrams(&ours, &guests)),
-                false => format!(",nic-socket={},{options}", ours.display()),
+            options: match options.qemu_nic {
+                true => format!(",nic={}{}", datagrams(&ours, &guests), options.device),
+                false => format!(",nic-socket={}{}", ours.display(), options.device),
             },
         };
-        let daemon = Daemon::start_in(place.namespace, directory, &[device])?;
-        let builder = VmBuilder::new(image, directory).name(name).memory_mib(place.memory_mib).pvrdma_socket(&socket);
-        let builder = match place.qemu_nic {
+        let networks = [format!("name=default,{}", options.network)];
+        let setup = Setup { namespace: options.namespace.as_deref(), networks: &networks, ..Setup::default() };
+        let daemon = Daemon::launch(&setup, directory, &[device])?;
+        let builder = VmBuilder::new(image, directory).name(name).memory_mib(options.memory_mib).pvrdma_socket(&socket);
+        let builder = match options.qemu_nic {
             true => builder.nic(Nic { model: NicModel::Vmxnet3, mac: mac.to_owned(), local: guests, remote: ours }),
             false => builder.nic_socket(&ours),
         };

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::daemon;
 use crate::endpoints::{Endpoints, bring_up, gid_index};
-use crate::guest_with_daemon::{GuestWithDaemon, cable, datagrams};
+use crate::guest_with_daemon::{GuestWithDaemon, HostOptions, cable, datagrams};
 use crate::image::GuestImage;
 use crate::kvm_bed::{CARD, DOORBELL_GUESTS, KvmBed, KvmBeds, VMM_GUESTS};
 use crate::kvm_host::{self, Exits, PATIENCE, TOOLS};
@@ -196,8 +196,8 @@ impl VmmPair {
             Host::Machine(..) => reversed(cable(self.directory.path())),
             Host::Guest(_, bed) => bed.cable(),
         };
-        let uplink = format!("uplink={}", datagrams(&ours, &theirs));
-        let outside = GuestWithDaemon::start(&self.image, &own, "outside", OUTSIDE_MAC, &uplink)?;
+        let options = HostOptions::new(format!("uplink={}", datagrams(&ours, &theirs)));
+        let outside = GuestWithDaemon::start(&self.image, &own, "outside", OUTSIDE_MAC, &options)?;
         outside.bring_up(&[OUTSIDE.into()], MTU)?;
         Ok(outside)
     }

@@ -411,9 +411,17 @@ pub struct AddArgs {
     /// Which daemon.
     #[command(flatten)]
     pub daemon: DaemonArgs,
+    /// A new network for the device, in the syntax of `pvrdmad --network`, with absolute paths.
+    #[arg(long, value_name = "KEY=VALUE,...", value_parser = network)]
+    pub network: Option<String>,
     /// The device, in the syntax of `pvrdmad --device`, with absolute paths.
     #[arg(value_name = "KEY=VALUE,...", value_parser = device)]
     pub device: String,
+}
+
+/// Checks a network before the daemon is asked.
+fn network(text: &str) -> Result<String, String> {
+    text.parse::<NetworkSpec>().map(|_| text.to_owned())
 }
 
 /// Checks a device before the daemon is asked.
@@ -579,7 +587,10 @@ mod tests {
         let parse = |line: &str| Cli::try_parse_from(line.split(' ')).unwrap().command.unwrap();
         let device = "name=vm9,socket=/s,mac=52:54:00:00:00:09,network=red";
         let Command::Add(add) = parse(&format!("pvrdmad add --control /c {device}")) else { panic!() };
-        assert_eq!(add.device, device);
+        assert_eq!((add.device.as_str(), add.network), (device, None));
+        let network = "name=red,uplink=tap:t";
+        let Command::Add(add) = parse(&format!("pvrdmad add --network {network} {device}")) else { panic!() };
+        assert_eq!((add.device.as_str(), add.network.as_deref()), (device, Some(network)));
         assert!(
             matches!(parse("pvrdmad remove --device vm9 --control /c"), Command::Remove(args) if args.device == "vm9")
         );
@@ -705,6 +716,8 @@ mod tests {
             ("status --device vm0", "--device"),
             ("add --control /c", "KEY=VALUE"),
             ("add --control /c name=a,speed=9", "speed"),
+            ("add --control /c name=a,uplink=tap:t", "write --network name=NAME,uplink=tap:t and"),
+            ("add --control /c --network name=a,speed=9 name=a", "speed"),
             ("remove --control /c", "--device"),
             ("link sideways --device vm0", "[possible values: up, down]"),
             ("link up --control /c", "--device"),

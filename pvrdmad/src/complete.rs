@@ -52,7 +52,7 @@ fn candidates(words: &[String], ask: &dyn Fn(Names) -> Vec<String>) -> Vec<Strin
     let starting = |names: Vec<String>| names.into_iter().filter(|name| name.starts_with(current.as_str())).collect();
     match (command, option) {
         (_, Some("--device")) if serves => keyed(current, ',', &entries(DeviceSpec::KEYS), ask),
-        (_, Some("--network")) if serves => keyed(current, ',', &entries(NetworkSpec::KEYS), ask),
+        (_, Some("--network")) if serves || command == "add" => keyed(current, ',', &entries(NetworkSpec::KEYS), ask),
         (_, Some("--backend")) if serves => match current.split_once(',') {
             Some((name, rest)) => {
                 let kind = BACKENDS.iter().map(|kind| &kind.about).find(|kind| kind.name == name);
@@ -153,6 +153,8 @@ mod tests {
     fn keys_and_values() {
         assert_eq!(completed("--device name=a,soc"), ["name=a,socket="]);
         assert_eq!(completed("check --network upl"), ["uplink="]);
+        assert_eq!(completed("add --network name=a,upl"), ["name=a,uplink="]);
+        assert_eq!(completed("add --network name=a,vlan=trunk na"), ["name="]);
         assert_eq!(completed("add name=a,int"), ["name=a,intx="]);
         assert_eq!(completed("add name=a,intx="), ["name=a,intx=on", "name=a,intx=off"]);
         assert_eq!(completed("add socket=f"), Vec::<String>::new(), "a path is no word");

@@ -203,7 +203,7 @@ impl Server {
                 Response::Failures(self.supervisor.failures(device.as_deref(), since))
             }
             Request::PastEvents { since, last } => Response::PastEvents(self.supervisor.events().past(since, last)),
-            Request::AddDevice { device } => done(self.supervisor.add(&device)),
+            Request::AddDevice { device, network } => done(self.supervisor.add(&device, network.as_deref())),
             Request::RemoveDevice { device } => done(self.supervisor.remove(&device)),
             Request::Limits { device, set } => {
                 self.supervisor.limits(&device, set).map_or_else(Response::Error, Response::Limits)

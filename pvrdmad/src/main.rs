@@ -53,7 +53,9 @@ fn main() -> ExitCode {
         Some(Command::Show(args)) => show(&args),
         Some(Command::Top(args)) => top::run(&args),
         Some(Command::Capture(args)) => capture(&args),
-        Some(Command::Add(args)) => change(&args.daemon, &Request::AddDevice { device: args.device }),
+        Some(Command::Add(args)) => {
+            change(&args.daemon, &Request::AddDevice { device: args.device, network: args.network })
+        }
         Some(Command::Remove(args)) => change(&args.daemon, &Request::RemoveDevice { device: args.device }),
         Some(Command::Link(args)) => {
             change(&args.of.daemon, &Request::Link { device: args.of.device, state: args.state })

@@ -5,23 +5,20 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use crate::common::daemon::{Running, TestDaemon};
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
 use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption;
 use pcap_file::pcapng::blocks::interface_statistics::InterfaceStatisticsOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
-use tempfile::TempDir;
 
 /// Starts a capture on the connection that it is sent over.
 const CALL: &[u8] = b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"capture\",\"params\":{\"device\":\"vm0\"}}\n";
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
-
+/// A command that is killed when dropped.
 struct Killed(Child);
 
 impl Killed {
@@ -43,34 +40,15 @@ impl Drop for Killed {
 
 /// A daemon with one device, and the other end of its uplink.
 struct Bench {
-    folder: TempDir,
-    daemon: Killed,
+    daemon: Running,
     network: UnixStream,
-    _output: BufReader<ChildStdout>,
 }
 
 impl Bench {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name).display().to_string();
-        let device =
-            format!("name=vm0,socket={},mac=52:54:00:00:00:01,pin=off,uplink=unix:{}", path("vm0"), path("uplink"));
-        // With `strict`, a system call outside the filter kills the process, and the test fails.
-        let mut child = Command::new(PROGRAM)
-            .args(["--sandbox", "strict", "--device", &device, "--control", &path("control")])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        output.read_line(&mut String::new()).unwrap();
-        let network = UnixStream::connect(folder.path().join("uplink")).unwrap();
-        Self { folder, daemon: Killed(child), network, _output: output }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        let daemon = TestDaemon::new().network("default", "uplink=unix:FOLDER/uplink").device("vm0", 1, "").start();
+        let network = UnixStream::connect(daemon.path("uplink")).unwrap();
+        Self { daemon, network }
     }
 
     /// Puts a frame on the uplink. No device has its destination, but a capture shows it.
@@ -81,23 +59,15 @@ impl Bench {
         (&self.network).write_all(&[&length[..], &frame].concat()).unwrap();
     }
 
-    fn capture(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(PROGRAM);
-        command.args(["capture", "--device", "vm0", "--control"]).arg(self.path("control")).args(arguments);
-        command
+    fn capture(&self, arguments: &str) -> Command {
+        self.daemon.command(&format!("capture --device vm0 {arguments}"))
     }
 
     /// Starts a capture that writes to a pipe. Its output begins once the capture runs.
     fn begun(&self) -> (Killed, ChildStdout) {
-        let mut child = self.capture(&["-w", "-"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut child = self.capture("-w -").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let output = child.stdout.take().unwrap();
         (Killed(child), output)
-    }
-
-    fn status(&self) -> Value {
-        let output =
-            Command::new(PROGRAM).args(["status", "--json", "--control"]).arg(self.path("control")).output().unwrap();
-        serde_json::from_slice(&output.stdout).unwrap()
     }
 }
 
@@ -194,10 +164,10 @@ fn content_so_far(file: &[u8]) -> usize {
 #[test]
 fn a_capture_ends_when_it_has_enough() {
     let bench = Bench::new();
-    let path = bench.path("out.pcapng");
+    let path = bench.daemon.path("out.pcapng");
     let file = path.display().to_string();
     let mut client =
-        Killed(bench.capture(&["-w", &file, "--count", "5", "--snaplen", "20"]).stderr(Stdio::null()).spawn().unwrap());
+        Killed(bench.capture(&format!("-w {file} --count 5 --snaplen 20")).stderr(Stdio::null()).spawn().unwrap());
     // The start of the capture cannot be observed, so frames are sent until it has five and ends.
     let mut number = 0;
     while client.0.try_wait().unwrap().is_none() {
@@ -212,7 +182,7 @@ fn a_capture_ends_when_it_has_enough() {
     // Only the owner may read the file, because it contains guest memory.
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     // The capture ends after this time, whether or not frames arrive.
-    let output = bench.capture(&["-w", &file, "--seconds", "1"]).output().unwrap();
+    let output = bench.capture(&format!("-w {file} --seconds 1")).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "0 frames\n");
 }
@@ -220,7 +190,7 @@ fn a_capture_ends_when_it_has_enough() {
 #[test]
 fn a_reader_that_stalls_only_loses_frames() {
     let mut bench = Bench::new();
-    let control = UnixStream::connect(bench.path("control")).unwrap();
+    let control = UnixStream::connect(bench.daemon.path("control")).unwrap();
     (&control).write_all(CALL).unwrap();
     let mut input = BufReader::new(control.try_clone().unwrap());
     let mut answer = String::new();
@@ -232,14 +202,13 @@ fn a_reader_that_stalls_only_loses_frames() {
             bench.frame(sent);
             sent += 1;
         }
-        let capture = bench.status()["devices"][0]["capture"].clone();
+        let capture = bench.daemon.report("vm0")["capture"].clone();
         if capture["dropped"].as_u64().unwrap() > 0 {
             break capture;
         }
     };
     assert_eq!(capture["active"], 1);
-    let table = Command::new(PROGRAM).args(["status", "--control"]).arg(bench.path("control")).output().unwrap();
-    let table = String::from_utf8(table.stdout).unwrap();
+    let table = bench.daemon.run("status");
     assert!(table.contains("1 captures") && table.contains("dropped ("), "{table}");
     assert!(table.contains("passed in"), "{table}");
     // Ends the capture. The remaining frames arrive, and the statistics count those that were dropped.
@@ -250,7 +219,7 @@ fn a_reader_that_stalls_only_loses_frames() {
     assert!(content.frames.iter().map(|frame| frame.3).is_sorted());
     assert!(dropped > 0 && seen <= u64::from(sent));
     // A second client does not read either, while the daemon ends.
-    let control = UnixStream::connect(bench.path("control")).unwrap();
+    let control = UnixStream::connect(bench.daemon.path("control")).unwrap();
     (&control).write_all(CALL).unwrap();
     let mut head = [0; 20];
     (&control).read_exact(&mut head).unwrap();
@@ -258,7 +227,7 @@ fn a_reader_that_stalls_only_loses_frames() {
         bench.frame(number);
     }
     bench.daemon.signal(Signal::TERM);
-    assert!(bench.daemon.wait());
+    assert_eq!(bench.daemon.exit(), Some(0));
 }
 
 #[test]
@@ -267,7 +236,7 @@ fn the_end_of_the_daemon_ends_a_capture() {
     let (mut client, mut output) = bench.begun();
     output.read_exact(&mut [0; 4]).unwrap();
     bench.daemon.signal(Signal::TERM);
-    assert!(bench.daemon.wait());
+    assert_eq!(bench.daemon.exit(), Some(0));
     output.read_to_end(&mut Vec::new()).unwrap();
     assert!(client.wait());
 }
@@ -275,17 +244,15 @@ fn the_end_of_the_daemon_ends_a_capture() {
 #[test]
 fn mistakes_are_explained() {
     let bench = Bench::new();
-    let out = bench.path("out").display().to_string();
+    let out = bench.daemon.path("out").display().to_string();
     let fails = |command: &mut Command, part: &str| {
         let output = command.output().unwrap();
         let message = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && message.contains(part), "{message}");
     };
-    let control = bench.path("control").display().to_string();
-    let other = ["capture", "--control", &control, "--device", "vm9", "-w", &out];
-    fails(Command::new(PROGRAM).args(other), "there is no device 'vm9'");
-    assert!(!bench.path("out").exists());
-    fails(&mut bench.capture(&["-w", "/nonexistent/out"]), "/nonexistent/out");
+    fails(&mut bench.daemon.command(&format!("capture --device vm9 -w {out}")), "there is no device 'vm9'");
+    assert!(!bench.daemon.path("out").exists());
+    fails(&mut bench.capture("-w /nonexistent/out"), "/nonexistent/out");
     let clients: Vec<_> = (0..4)
         .map(|_| {
             let (client, mut output) = bench.begun();
@@ -293,6 +260,6 @@ fn mistakes_are_explained() {
             (client, output)
         })
         .collect();
-    fails(&mut bench.capture(&["-w", &out]), "captures of this device");
+    fails(&mut bench.capture(&format!("-w {out}")), "captures of this device");
     drop(clients);
 }

@@ -1,21 +1,17 @@
 //! The links of devices follow the state of their network's uplink interface.
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use crate::common::PATIENCE;
+use crate::common::daemon::{Running, TestDaemon};
 use crate::common::traffic::{Guest, gid, transfer};
 use pvrdma_dev::testing::{Path, QpInit};
 use pvrdma_verbs::testing::skipped;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 /// Numbers of asynchronous events (interface specification, section 10).
 const PORT_ACTIVE: u32 = 9;
 const PORT_ERR: u32 = 10;
@@ -25,101 +21,45 @@ const ADD_WIRE: &str = "link add wire mtu 4500 type veth peer name far mtu 4500"
 /// A daemon in its own network namespace. The network `near` is at one end of a cable and `far` at the other; `stays`
 /// is on the first end but does not follow it. Each network has one device, with the network's name.
 struct Host {
-    folder: TempDir,
-    namespace: String,
-    daemon: Option<Child>,
+    // Declared before the namespace, so that it is dropped first.
+    daemon: Running,
+    namespace: Namespace,
 }
+
+/// A network namespace, deleted when dropped.
+struct Namespace(String);
 
 impl Host {
     /// Returns `None`, and prints the reason, if no namespace can be created.
     fn start(isolate: &str) -> Option<Self> {
-        // Tests run in parallel, so each namespace has its own name; a test whose name is taken would be skipped.
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let namespace = format!("pvrdmad-carrier-{}-{number}", std::process::id());
-        let made = Command::new("ip").args(["netns", "add", &namespace]).output();
-        if !made.is_ok_and(|output| output.status.success()) {
-            skipped("network namespaces need root");
-            return None;
-        }
-        let mut host = Self { folder: tempfile::tempdir().unwrap(), namespace, daemon: None };
-        host.plug_in();
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &host.namespace, PROGRAM, "--sandbox=strict"]);
-        command.arg(format!("--isolate={isolate}")).arg("--control").arg(host.path("control"));
+        let namespace = Namespace::new()?;
+        namespace.plug_in();
+        let mut daemon = TestDaemon::new().inside(&namespace.0).isolate(isolate);
         for (number, name, keys) in [
             (1, "near", "uplink=af_packet:wire"),
             (2, "far", "uplink=af_packet:far"),
             (3, "stays", "uplink=af_packet:wire,vlan=5,follow-carrier=off"),
         ] {
-            let socket = host.path(name);
-            let device = format!("name={name},network={name},mac=52:54:00:00:03:{number:02x},pin=off");
-            command.arg(format!("--network=name={name},mtu=4500,{keys}"));
-            command.arg(format!("--device={device},socket={}", socket.display()));
+            daemon = daemon.network(name, &format!("mtu=4500,{keys}"));
+            daemon = daemon.device(name, number, &format!("network={name}"));
         }
-        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().next();
-        host.daemon = Some(daemon);
-        assert!(ready.is_some_and(|line| line.unwrap().contains("ready")), "the daemon ended at its start");
-        Some(host)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn ip(&self, arguments: &str) {
-        let status = Command::new("ip").args(["-n", &self.namespace]).args(arguments.split(' ')).status().unwrap();
-        assert!(status.success(), "ip {arguments}");
-    }
-
-    /// Connects the two ends.
-    fn plug_in(&self) {
-        for arguments in [ADD_WIRE, "link set wire up", "link set far up"] {
-            self.ip(arguments);
-        }
-    }
-
-    fn guest(&self, name: &str, number: u8) -> Guest {
-        Guest::new(number, &self.path(name))
-    }
-
-    fn link(&self, state: &str, device: &str) {
-        let mut command = Command::new(PROGRAM);
-        command.args(["link", state, "--device", device, "--control"]).arg(self.path("control"));
-        assert!(command.status().unwrap().success());
-    }
-
-    fn status(&self) -> Value {
-        let output = Command::new(PROGRAM).args(["status", "--json", "--control"]).arg(self.path("control")).output();
-        serde_json::from_slice(&output.unwrap().stdout).unwrap()
+        Some(Self { daemon: daemon.start(), namespace })
     }
 
     /// Returns the text form of the status.
     fn words(&self) -> String {
-        let output = Command::new(PROGRAM).args(["status", "--control"]).arg(self.path("control")).output();
-        String::from_utf8(output.unwrap().stdout).unwrap()
-    }
-
-    /// Returns a network's part of the status.
-    fn network(&self, name: &str) -> Value {
-        self.status()["networks"].as_array().unwrap().iter().find(|network| network["name"] == name).unwrap().clone()
+        self.daemon.run("status")
     }
 
     /// Returns a function that waits for the next report of a given state or MTU of `near`'s interface. It skips other
     /// reports.
     fn carrier(&self) -> impl FnMut(&str) {
-        let stream = UnixStream::connect(self.path("control")).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        (&stream).write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"events\"}\n").unwrap();
-        let mut lines = BufReader::new(stream).lines();
-        let mut next = move || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
-        assert_eq!(next()["result"], json!({}));
+        let mut events = self.daemon.events();
         let about = json!({"event": "carrier", "network": "near", "interface": "wire"});
         let is_about = move |event: &Value| about.as_object().unwrap().iter().all(|(key, value)| event[key] == *value);
         move |wanted| {
             loop {
-                let event = next()["params"].take();
+                let event = events.next().unwrap();
                 let carries = |mtu: u64| mtu.to_string() == wanted;
                 if is_about(&event) && (event["state"] == wanted || event["mtu"].as_u64().is_some_and(carries)) {
                     break;
@@ -129,13 +69,37 @@ impl Host {
     }
 }
 
-impl Drop for Host {
-    fn drop(&mut self) {
-        if let Some(daemon) = &mut self.daemon {
-            let _ = daemon.kill();
-            let _ = daemon.wait();
+impl Namespace {
+    /// Returns `None`, and prints the reason, if it cannot be created.
+    fn new() -> Option<Self> {
+        // Tests run in parallel, so each namespace has its own name; a test whose name is taken would be skipped.
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("pvrdmad-carrier-{}-{number}", std::process::id());
+        let made = Command::new("ip").args(["netns", "add", &name]).output();
+        if made.is_ok_and(|output| output.status.success()) {
+            return Some(Self(name));
         }
-        let _ = Command::new("ip").args(["netns", "delete", &self.namespace]).status();
+        skipped("network namespaces need root");
+        None
+    }
+
+    fn ip(&self, arguments: &str) {
+        let status = Command::new("ip").args(["-n", &self.0]).args(arguments.split(' ')).status().unwrap();
+        assert!(status.success(), "ip {arguments}");
+    }
+
+    /// Connects the two ends.
+    fn plug_in(&self) {
+        for arguments in [ADD_WIRE, "link set wire up", "link set far up"] {
+            self.ip(arguments);
+        }
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "delete", &self.0]).status();
     }
 }
 
@@ -169,39 +133,40 @@ fn ports_follow_the_cable() {
     for isolate in ["network", "none"] {
         let Some(host) = Host::start(isolate) else { return };
         let mut carrier = host.carrier();
-        let (near, far, stays) = (host.guest("near", 1), host.guest("far", 2), host.guest("stays", 3));
+        let (near, far, stays) =
+            (host.daemon.guest("near", 1), host.daemon.guest("far", 2), host.daemon.guest("stays", 3));
         transfer(&near, &far, 5);
 
         // The far end of the cable goes down, so the near end loses its carrier.
-        host.ip("link set far down");
+        host.namespace.ip("link set far down");
         both_hear(&near, &far, PORT_ERR);
         carrier("no carrier");
         assert_eq!(
-            host.network("near")["interface"],
+            host.daemon.network("near")["interface"],
             json!({"name": "wire", "state": "no carrier", "up": false, "mtu": 4500, "wanted": 4500})
         );
-        assert_eq!(host.network("far")["interface"]["state"], "down");
+        assert_eq!(host.daemon.network("far")["interface"]["state"], "down");
         let words = host.words();
         assert!(words.contains("network near: ports are down: interface wire is no carrier"), "{words}");
-        host.ip("link set far up");
+        host.namespace.ip("link set far up");
         both_hear(&near, &far, PORT_ACTIVE);
         carrier("up");
         transfer(&near, &far, 5);
 
         // The interface is deleted and created again, so another interface has the same name.
-        host.ip("link delete wire");
+        host.namespace.ip("link delete wire");
         both_hear(&near, &far, PORT_ERR);
         carrier("absent");
-        host.plug_in();
+        host.namespace.plug_in();
         both_hear(&near, &far, PORT_ACTIVE);
         // The uplink notices the new interface within half a second.
         let start = Instant::now();
-        while ["near", "far"].iter().any(|name| host.network(name)["uplink"]["up"] != true) {
-            assert!(start.elapsed() < PATIENCE, "{:#}", host.status());
+        while ["near", "far"].iter().any(|name| host.daemon.network(name)["uplink"]["up"] != true) {
+            assert!(start.elapsed() < PATIENCE, "{:#}", host.daemon.status());
         }
         transfer(&far, &near, 5);
         assert!(is_active(&stays) && stays.driver.async_events().is_empty());
-        assert_eq!(host.network("stays")["interface"], Value::Null);
+        assert_eq!(host.daemon.network("stays")["interface"], Value::Null);
     }
 }
 
@@ -211,29 +176,29 @@ fn the_administrator_and_the_cable() {
     for isolate in ["network", "none"] {
         let Some(host) = Host::start(isolate) else { return };
         let mut carrier = host.carrier();
-        let near = host.guest("near", 1);
-        host.link("down", "near");
+        let near = host.daemon.guest("near", 1);
+        host.daemon.run("link down --device near");
         hears(&near, PORT_ERR);
         assert!(host.words().contains("device near: its port is down by the administrator"), "{}", host.words());
         // While the operator has the link down, the guest gets no events about the cable.
-        host.ip("link set wire down");
+        host.namespace.ip("link set wire down");
         carrier("down");
-        host.ip("link set wire up");
+        host.namespace.ip("link set wire up");
         carrier("up");
         let settled = |state: &str| {
             let start = Instant::now();
-            while host.network("near")["interface"]["state"] != state {
+            while host.daemon.network("near")["interface"]["state"] != state {
                 assert!(start.elapsed() < PATIENCE);
             }
         };
         settled("up");
         assert!(!is_active(&near) && near.driver.async_events().is_empty());
         // While the cable is down, the guest gets no events about the operator's link state either.
-        host.ip("link set wire down");
+        host.namespace.ip("link set wire down");
         carrier("down");
-        host.link("up", "near");
+        host.daemon.run("link up --device near");
         assert!(!is_active(&near) && near.driver.async_events().is_empty());
-        host.ip("link set wire up");
+        host.namespace.ip("link set wire up");
         hears(&near, PORT_ACTIVE);
     }
 }
@@ -243,35 +208,35 @@ fn the_administrator_and_the_cable() {
 fn the_next_worker_follows_as_well() {
     let Some(host) = Host::start("network") else { return };
     let mut carrier = host.carrier();
-    host.ip("link set far down");
+    host.namespace.ip("link set far down");
     carrier("no carrier");
-    host.ip("link set wire mtu 1500");
+    host.namespace.ip("link set wire mtu 1500");
     carrier("1500");
     let kill = || {
-        let process = host.network("near")["pid"].as_i64().unwrap();
+        let process = host.daemon.network("near")["pid"].as_i64().unwrap();
         kill_process(Pid::from_raw(i32::try_from(process).unwrap()).unwrap(), Signal::KILL).unwrap();
         process
     };
     let wait_other = |process: i64| {
         let start = Instant::now();
-        while host.network("near")["pid"].as_i64().is_none_or(|other| other == process) {
+        while host.daemon.network("near")["pid"].as_i64().is_none_or(|other| other == process) {
             assert!(start.elapsed() < PATIENCE);
         }
     };
     wait_other(kill());
-    let near = host.guest("near", 1);
+    let near = host.daemon.guest("near", 1);
     assert_eq!((is_active(&near), path_mtu(&near)), (false, 3));
-    host.ip("link set far up");
+    host.namespace.ip("link set far up");
     hears(&near, PORT_ACTIVE);
     carrier("up");
     drop(near);
     // The cable may change before the next worker starts, during its start, or after it.
     for (interface, active) in [("down", false), ("up", true), ("down", false), ("up", true)] {
         let killed = kill();
-        host.ip(&format!("link set wire {interface}"));
+        host.namespace.ip(&format!("link set wire {interface}"));
         carrier(interface);
         wait_other(killed);
-        let near = host.guest("near", 1);
+        let near = host.daemon.guest("near", 1);
         let start = Instant::now();
         while is_active(&near) != active {
             assert!(start.elapsed() < PATIENCE);
@@ -285,14 +250,14 @@ fn path_mtus_follow_the_interface() {
     for isolate in ["network", "none"] {
         let Some(host) = Host::start(isolate) else { return };
         let mut carrier = host.carrier();
-        let (near, far) = (host.guest("near", 1), host.guest("far", 2));
+        let (near, far) = (host.daemon.guest("near", 1), host.daemon.guest("far", 2));
         transfer(&near, &far, 5);
 
-        host.ip("link set wire mtu 1500");
+        host.namespace.ip("link set wire mtu 1500");
         hears(&near, PORT_ACTIVE);
         carrier("1500");
         assert_eq!((path_mtu(&near), path_mtu(&far)), (3, 5));
-        let status = host.network("near");
+        let status = host.daemon.network("near");
         assert_eq!((&status["interface"]["mtu"], &status["interface"]["up"]), (&json!(1500), &json!(true)));
         let words = host.words();
         assert!(words.contains("network near: interface wire carries packets of 1500 bytes, not of 4500"), "{words}");
@@ -302,7 +267,7 @@ fn path_mtus_follow_the_interface() {
         transfer(&near, &far, 3);
 
         // An interface MTU above the MTU of the network changes nothing.
-        host.ip("link set wire mtu 9000");
+        host.namespace.ip("link set wire mtu 9000");
         hears(&near, PORT_ACTIVE);
         carrier("9000");
         assert_eq!(path_mtu(&near), 5);

@@ -3,119 +3,56 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::ops::Deref;
 use std::thread;
 use std::time::Instant;
 
 use crate::common::PATIENCE;
-use crate::common::remote::probe;
-use crate::common::traffic::{Guest, gid, mac, transfer};
+use crate::common::daemon::{Running, TestDaemon, describe};
+use crate::common::traffic::{Guest, gid, transfer};
 use pvrdma_dev::testing::{Path, QpInit, SendWr, status};
 use pvrdmad::testing::{Pair, beside_traffic};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 /// Values of `--isolate`.
 const ISOLATION: [&str; 2] = ["network", "none"];
 
 /// A daemon with two networks: `red` with the devices `vm1` and `vm2`, and `blue` without devices.
-struct Host {
-    folder: TempDir,
-    daemon: Child,
+struct Host(Running);
+
+impl Deref for Host {
+    type Target = Running;
+
+    fn deref(&self) -> &Running {
+        &self.0
+    }
 }
 
 impl Host {
     fn start(isolate: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mut command = Command::new(PROGRAM);
         // With several arenas, the connections' threads would use more and more of them, and the heap would grow
         // without a leak.
-        command.env("MALLOC_ARENA_MAX", "1");
-        // With `strict`, a system call outside the filter kills the process, and the test fails.
-        command.args([
-            &format!("--isolate={isolate}"),
-            "--sandbox=strict",
-            "--network=name=red",
-            "--network=name=blue",
-        ]);
-        command.arg("--control").arg(folder.path().join("control"));
-        let device = |number| describe(&folder, &format!("vm{number}"), number, "network=red");
-        let devices = [1, 2].map(device);
-        command.args(devices.iter().flat_map(|device| ["--device", device]));
-        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().take(2).count();
-        assert_eq!(ready, 2, "the daemon ended at its start");
-        Self { folder, daemon }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// Runs a command of the program.
-    fn run(&self, words: &[&str]) -> Result<String, String> {
-        let mut command = Command::new(PROGRAM);
-        let output = command.args(words).arg("--control").arg(self.path("control")).output().unwrap();
-        match output.status.success() {
-            true => Ok(String::from_utf8(output.stdout).unwrap()),
-            false => Err(String::from_utf8(output.stderr).unwrap()),
-        }
-    }
-
-    /// Adds a device with the addresses of this number.
-    fn add(&self, name: &str, number: u8, keys: &str) -> Result<(), String> {
-        self.run(&["add", &describe(&self.folder, name, number, keys)]).map(drop)
-    }
-
-    fn remove(&self, name: &str) -> Result<(), String> {
-        self.run(&["remove", "--device", name]).map(drop)
-    }
-
-    fn status(&self) -> Value {
-        serde_json::from_str(&self.run(&["status", "--json"]).unwrap()).unwrap()
-    }
-
-    fn network(&self, name: &str) -> Value {
-        let status = self.status();
-        status["networks"].as_array().unwrap().iter().find(|network| network["name"] == name).unwrap().clone()
-    }
-
-    /// Waits until a network is served, and returns its process.
-    fn worker(&self, name: &str) -> Pid {
-        let start = Instant::now();
-        loop {
-            let network = self.network(name);
-            if network["state"] == "running" {
-                return Pid::from_raw(i32::try_from(network["pid"].as_i64().unwrap()).unwrap()).unwrap();
-            }
-            assert!(start.elapsed() < PATIENCE, "{network:#}");
-        }
+        let daemon = TestDaemon::new().env("MALLOC_ARENA_MAX", "1").isolate(isolate);
+        let daemon = daemon.network("red", "").network("blue", "");
+        Self(daemon.device("vm1", 1, "network=red").device("vm2", 2, "network=red").start())
     }
 
     /// Connects the guests of `vm1` and `vm2`.
     fn pair(&self) -> Pair {
-        Pair::new(["vm1", "vm2"].map(|name| probe(&self.path(name), 16 << 20)))
+        self.0.pair(["vm1", "vm2"])
     }
 
     /// Waits until the worker of `red` is another process than `worker`.
     fn wait_other(&self, worker: Pid) {
-        let start = Instant::now();
-        while self.worker("red") == worker {
-            assert!(start.elapsed() < PATIENCE);
-        }
-    }
-
-    fn guest(&self, name: &str, number: u8) -> Guest {
-        Guest::new(number, &self.path(name))
+        self.wait_network("red", |network| {
+            network["state"] == "running" && network["pid"] != worker.as_raw_nonzero().get()
+        });
     }
 
     /// Names of files in the folder.
     fn files(&self) -> BTreeSet<String> {
-        fs::read_dir(self.folder.path()).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap()).collect()
+        fs::read_dir(self.folder()).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap()).collect()
     }
 
     /// Descriptors and threads of the supervisor and of the worker of `red`.
@@ -125,7 +62,7 @@ impl Host {
         let descriptors = |pid: u32| fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
         let threads = |pid: u32| thread_names(pid).iter().filter(|name| *name != "interrupts").count();
         let worker = self.worker("red").as_raw_nonzero().get().unsigned_abs();
-        let own = self.daemon.id();
+        let own = self.id();
         // The thread that answered the last command closes its connection when it ends.
         let start = Instant::now();
         while thread_names(own).iter().any(|name| name == "control client") {
@@ -158,18 +95,6 @@ fn thread_names(pid: u32) -> Vec<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let names = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("comm")).ok());
     names.map(|name| name.trim().to_owned()).collect()
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
-    }
-}
-
-fn describe(folder: &TempDir, name: &str, number: u8, keys: &str) -> String {
-    let (socket, [.., last]) = (folder.path().join(name), mac(number));
-    format!("name={name},socket={},mac=52:54:00:00:03:{last:02x},pin=off,{keys}", socket.display())
 }
 
 /// Sends a request to a peer that no longer exists. Returns the status of its completion.
@@ -217,7 +142,7 @@ fn devices_come_and_go_beside_traffic() {
     }
 }
 
-/// Adding a device whose network is not configured creates the network. It ends with its last device.
+/// Adding a device with its network creates the network, as does a device of `default`. It ends with its last device.
 #[test]
 fn a_network_is_created_and_ends_with_its_devices() {
     for isolate in ISOLATION {
@@ -225,22 +150,24 @@ fn a_network_is_created_and_ends_with_its_devices() {
         let mut pair = host.pair();
         let before = host.costs();
         let wire = host.path("wire");
-        let uplink = format!("uplink=unix-dgram:{}:{}", wire.display(), host.path("other").display());
+        let uplink = format!("name=wired,uplink=unix-dgram:{}:{}", wire.display(), host.path("other").display());
+        let add = |name: &str, number, network: &str| {
+            let device = describe(host.folder(), name, number, "network=wired,address=any");
+            host.try_run(&format!("add --network {network} {device}")).map(drop)
+        };
         for _ in 0..2 {
             beside_traffic(&mut pair, || {
                 // The two networks have equal addresses. The test does not depend on an address list; a probe of the
                 // wire would only delay the transfer.
-                host.add("one", 1, &format!("{uplink},address=any")).unwrap();
-                host.add("two", 2, &format!("{uplink},address=any")).unwrap();
+                add("one", 1, &uplink).unwrap();
+                add("two", 2, &uplink).unwrap();
                 host.add("three", 1, "roce=v2").unwrap();
                 // Path MTU that fits packets of 1500 bytes.
                 transfer(&host.guest("one", 1), &host.guest("two", 2), 3);
-                let name = uplink.strip_prefix("uplink=").unwrap();
-                assert_eq!(host.network(name)["devices"], json!(["one", "two"]));
+                assert_eq!(host.network("wired")["devices"], json!(["one", "two"]));
                 assert_eq!(host.network("default")["devices"], json!(["three"]));
-                // The name stands for the existing network. A device with other keys for it is refused.
-                let error = host.add("four", 4, &format!("{uplink},mtu=9000")).unwrap_err();
-                assert!(error.contains("mtu is another than that of one"), "{error}");
+                let error = add("four", 4, &format!("{uplink},mtu=9000")).unwrap_err();
+                assert!(error.contains("network wired: it exists and is described differently"), "{error}");
                 host.remove("one").unwrap();
                 assert!(wire.exists());
                 for name in ["two", "three"] {
@@ -262,7 +189,7 @@ fn an_invalid_device_leaves_nothing_behind() {
         let host = Host::start(isolate);
         fs::write(host.path("file"), "kept").unwrap();
         let (files, before) = (host.files(), host.costs());
-        let folder = host.folder.path().display().to_string();
+        let folder = host.folder().display().to_string();
         let long = "x".repeat(120);
         let mac = "mac=52:54:00:00:03:03";
         for (device, word) in [
@@ -270,19 +197,16 @@ fn an_invalid_device_leaves_nothing_behind() {
             (format!("name=new,socket={folder}/new,mac=52:54:00:00:03:01,network=red"), "device vm1 of the same"),
             (format!("name=new,socket={folder}/new,{mac},network=green"), "there is no network 'green'"),
             (format!("name=new,socket={folder}/new,{mac},network=reed"), "did you mean 'red'?"),
-            (format!("name=new,socket={folder}/new,{mac},network=red,mtu=9000"), "described elsewhere"),
+            (format!("name=new,socket={folder}/new,{mac},network=red,mtu=9000"), "'mtu' is a key of a network"),
             (format!("name=new,socket={folder}/vm1,{mac},network=red"), "also the socket of device vm1"),
             (format!("name=new,socket={folder}/control,{mac},network=red"), "also the control socket"),
             (format!("name=new,socket={folder}/file,{mac},network=red"), "exists and is not a socket"),
             (format!("name=new,socket={folder}/no/where,{mac},network=red"), "does not exist"),
             (format!("name=new,socket={folder}/{long},{mac},network=red"), "too long for a socket"),
             (format!("name=new,socket=here,{mac},network=red"), "here does not begin with /"),
-            (format!("name=new,socket={folder}/new,{mac},uplink=unix:there"), "there does not begin with /"),
             (format!("name=../x,socket={folder}/new,{mac},network=red"), "a name has 1 to 32 letters"),
             (format!("name=new\u{1b}[31m,socket={folder}/new,{mac},network=red"), "a name has 1 to 32 letters"),
             (format!("name=new,socket={folder}/new,{mac},network=red,nic=unix:{folder}/n"), "nic needs an uplink"),
-            (format!("name=new,socket={folder}/new,{mac},uplink=tap:no/such"), "name of a network interface"),
-            (format!("name=new,socket={folder}/new,{mac},uplink=af_packet:no-such-if"), "no-such-if"),
             (format!("name=new,socket={folder}/new,{mac},network=red,owner=no-such-user"), "owner"),
             (format!("name=new,socket={folder}/new,{mac},network=red,mode=999"), "octal"),
             (format!("name=new,socket={folder}/new,network=red"), "needs a MAC address"),
@@ -290,10 +214,22 @@ fn an_invalid_device_leaves_nothing_behind() {
             (String::new(), "KEY=VALUE"),
         ] {
             // Sent directly to the control socket, because the command line would not send some of these.
-            let answer = call(&host, "add-device", &json!({"device": device}));
+            let answer = host.call("add-device", &json!({"device": device}));
             let error = answer["error"]["message"].as_str();
             assert!(error.is_some_and(|error| error.contains(word)), "{device}: {answer}");
             assert_eq!(host.files(), files, "{device}");
+        }
+        for (network, word) in [
+            ("name=new,uplink=unix:there", "there does not begin with /"),
+            ("name=new,uplink=tap:no/such", "name of a network interface"),
+            ("name=new,uplink=af_packet:no-such-if", "no-such-if"),
+            ("name=other", "it is not in the network that is described with it"),
+        ] {
+            let device = format!("name=new,socket={folder}/new,{mac},network=new");
+            let answer = host.call("add-device", &json!({"device": device, "network": network}));
+            let error = answer["error"]["message"].as_str();
+            assert!(error.is_some_and(|error| error.contains(word)), "{network}: {answer}");
+            assert_eq!(host.files(), files, "{network}");
         }
         for (method, params) in [
             ("add-device", json!({})),
@@ -306,7 +242,7 @@ fn an_invalid_device_leaves_nothing_behind() {
             ("start-capture", json!({"device": "vm1", "snaplen": null, "id": 1})),
             ("hello", json!({"version": 3})),
         ] {
-            assert!(call(&host, method, &params)["error"].is_object(), "{method} {params}");
+            assert!(host.call(method, &params)["error"].is_object(), "{method} {params}");
         }
         assert_eq!(host.network("red")["devices"], json!(["vm1", "vm2"]));
         host.wait_costs(before);
@@ -314,21 +250,6 @@ fn an_invalid_device_leaves_nothing_behind() {
         // A device that was refused can be added afterwards if its description is valid.
         host.add("new", 3, "network=red").unwrap();
     }
-}
-
-/// Calls a method, and returns the response.
-fn call(host: &Host, method: &str, params: &Value) -> Value {
-    say(host, &json!({"jsonrpc": "2.0", "id": 7, "method": method, "params": params}).to_string())
-}
-
-/// Sends a line to the control socket. Returns the line of the reply.
-fn say(host: &Host, line: &str) -> Value {
-    let mut stream = UnixStream::connect(host.path("control")).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(format!("{line}\n").as_bytes()).unwrap();
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).unwrap();
-    serde_json::from_str(&answer).unwrap()
 }
 
 #[test]
@@ -361,17 +282,17 @@ fn a_hundred_comings_and_goings_leave_nothing_behind() {
 fn a_thousand_devices_come_and_go_beside_traffic() {
     let host = Host::start("none");
     let mut pair = host.pair();
-    let added = json!({"device": describe(&host.folder, "vm3", 3, "network=red")});
+    let added = json!({"device": describe(host.folder(), "vm3", 3, "network=red")});
     let removed = json!({"device": "vm3"});
     let cycles = |count: usize| {
         for _ in 0..count {
-            assert_eq!(call(&host, "add-device", &added)["result"], json!({}));
-            assert_eq!(call(&host, "remove-device", &removed)["result"], json!({}));
+            assert_eq!(host.call("add-device", &added)["result"], json!({}));
+            assert_eq!(host.call("remove-device", &removed)["result"], json!({}));
         }
     };
     // Heap of the daemon, in KiB.
     let memory = || -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", host.daemon.id())).unwrap();
+        let status = fs::read_to_string(format!("/proc/{}/status", host.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
         line.split_whitespace().next().unwrap().parse().unwrap()
     };
@@ -401,12 +322,11 @@ fn calls_are_answered_and_subscribers_notified() {
     for isolate in ISOLATION {
         let host = Host::start(isolate);
         let call = |method: &str, params: Value| {
-            let mut response = call(&host, method, &params);
+            let mut response = host.call(method, &params);
             assert_eq!((response["jsonrpc"].take(), response["id"].take()), (json!("2.0"), json!(7)), "{response}");
             response
         };
-        let stream = UnixStream::connect(host.path("control")).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let stream = host.connect();
         (&stream).write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"events\"}\n").unwrap();
         let mut events = BufReader::new(stream).lines();
         assert_eq!(next(&mut events), json!({"jsonrpc": "2.0", "id": 1, "result": {}}));
@@ -425,7 +345,7 @@ fn calls_are_answered_and_subscribers_notified() {
         let greeting = call("hello", json!({}))["result"].take();
         assert_eq!((&greeting["daemon"], &greeting["protocol"]), (&json!("pvrdmad"), &json!(5)), "{greeting}");
         assert!(greeting["methods"].as_array().unwrap().contains(&json!("add-device")), "{greeting}");
-        let device = describe(&host.folder, "vm3", 3, "network=red");
+        let device = describe(host.folder(), "vm3", 3, "network=red");
         assert_eq!(call("add-device", json!({"device": device}))["result"], json!({}), "{isolate}");
         assert_eq!(event(), json!({"event": "device-added", "device": "vm3", "network": "red"}));
         let again = call("add-device", json!({"device": device}));
@@ -466,13 +386,7 @@ fn changes_survive_a_worker() {
     host.add("vm3", 3, "network=red").unwrap();
     host.remove("vm2").unwrap();
     for _ in 0..2 {
-        let (worker, before) = (host.worker("red"), host.network("red")["restarts"].as_u64());
-        kill_process(worker, Signal::KILL).unwrap();
-        let start = Instant::now();
-        while host.network("red")["restarts"].as_u64() == before {
-            assert!(start.elapsed() < PATIENCE);
-        }
-        host.worker("red");
+        host.crash("red");
         assert_eq!(host.network("red")["devices"], json!(["vm1", "vm3"]));
         assert!(!host.path("vm2").exists());
         transfer(&host.guest("vm1", 1), &host.guest("vm3", 3), 5);
@@ -541,23 +455,22 @@ fn a_link_goes_down_and_up() {
     for isolate in ISOLATION {
         let host = Host::start(isolate);
         let [wire, other] = ["wire", "other"].map(|name| host.path(name).display().to_string());
-        host.add("near", 3, &format!("uplink=unix-dgram:{wire}:{other}")).unwrap();
-        host.add("far", 4, &format!("uplink=unix-dgram:{other}:{wire}")).unwrap();
-        let port = |name: &str| {
-            let status = host.status();
-            let devices = status["devices"].as_array().unwrap();
-            devices.iter().find(|device| device["name"] == name).unwrap()["port"].as_str().unwrap().to_owned()
-        };
+        for (name, number, own, peer) in [("near", 3, &wire, &other), ("far", 4, &other, &wire)] {
+            let network = format!("name={name},uplink=unix-dgram:{own}:{peer}");
+            let device = describe(host.folder(), name, number, &format!("network={name}"));
+            host.run(&format!("add --network {network} {device}"));
+        }
+        let port = |name: &str| host.report(name)["port"].as_str().unwrap().to_owned();
         for (peer, number, device, own) in [("vm2", 2, "vm1", 1), ("far", 4, "near", 3)] {
             let (from, to) = (host.guest(peer, number), host.guest(device, own));
             let [_, qpn] = transfer(&from, &to, 3);
-            host.run(&["link", "down", "--device", device]).unwrap();
+            host.run(&format!("link down --device {device}"));
             let events: Vec<_> = to.driver.wait_async_event().iter().map(|event| (event.kind, event.info)).collect();
             assert_eq!(events, [(PORT_ERR, 1)], "{isolate}");
             assert!(!is_active(&to) && is_active(&from));
             assert_eq!((port(device), port(peer)), ("down".to_owned(), "active".to_owned()));
             // A repeated command changes nothing.
-            host.run(&["link", "down", "--device", device]).unwrap();
+            host.run(&format!("link down --device {device}"));
             assert!(to.driver.async_events().is_empty());
             assert_eq!(knock(&from, own, qpn), status::RETRY_EXC, "{isolate}: to {device}");
             assert_eq!(knock(&to, number, 77), status::RETRY_EXC, "{isolate}: from {device}");
@@ -565,14 +478,14 @@ fn a_link_goes_down_and_up() {
             drop(to);
             let to = host.guest(device, own);
             assert!(!is_active(&to) && to.driver.async_events().is_empty());
-            host.run(&["link", "up", "--device", device]).unwrap();
+            host.run(&format!("link up --device {device}"));
             let events: Vec<_> = to.driver.wait_async_event().iter().map(|event| event.kind).collect();
             assert_eq!(events, [PORT_ACTIVE], "{isolate}");
             assert!(is_active(&to));
             transfer(&from, &to, 3);
             transfer(&to, &from, 3);
         }
-        let error = host.run(&["link", "down", "--device", "vm9"]).unwrap_err();
+        let error = host.try_run("link down --device vm9").unwrap_err();
         assert!(error.contains("there is no device 'vm9'"), "{error}");
     }
 }
@@ -583,9 +496,9 @@ fn a_connection_continues_when_the_link_is_back() {
     let host = Host::start("network");
     let mut pair = host.pair();
     for _ in 0..2 {
-        host.run(&["link", "down", "--device", "vm2"]).unwrap();
+        host.run("link down --device vm2");
         pair.post();
-        host.run(&["link", "up", "--device", "vm2"]).unwrap();
+        host.run("link up --device vm2");
         pair.complete();
         pair.exchange();
     }
@@ -594,16 +507,16 @@ fn a_connection_continues_when_the_link_is_back() {
 #[test]
 fn a_link_stays_down_over_a_worker() {
     let host = Host::start("network");
-    host.run(&["link", "down", "--device", "vm2"]).unwrap();
+    host.run("link down --device vm2");
     let worker = host.worker("red");
     kill_process(worker, Signal::KILL).unwrap();
     // The command may reach the supervisor before the next worker exists, or after. The result is the same.
-    host.run(&["link", "down", "--device", "vm1"]).unwrap();
+    host.run("link down --device vm1");
     host.wait_other(worker);
     let (one, two) = (host.guest("vm1", 1), host.guest("vm2", 2));
     assert!(!is_active(&one) && !is_active(&two));
     for device in ["vm1", "vm2"] {
-        host.run(&["link", "up", "--device", device]).unwrap();
+        host.run(&format!("link up --device {device}"));
     }
     transfer(&one, &two, 5);
 }
@@ -622,38 +535,38 @@ fn limits_are_set_while_a_guest_runs() {
     const MAX_QP: u64 = 76;
     for isolate in ISOLATION {
         let host = Host::start(isolate);
-        let limits = |words: &[&str]| host.run(&[&["limits", "--json", "--device", "vm1"], words].concat());
+        let limits = |words: &str| host.try_run(&format!("limits --json --device vm1 {words}"));
         let guest = host.guest("vm1", 1);
         let driver = &guest.driver;
         let (pd, cq) = (driver.create_pd(None).unwrap(), driver.create_cq(None, 4).unwrap());
-        let [told, next] = limit(&limits(&[]).unwrap(), "max_qp");
+        let [told, next] = limit(&limits("").unwrap(), "max_qp");
         assert_eq!((u64::from(driver.cap_u32(MAX_QP)), told, next), (told, 16_384, 16_384));
-        assert_eq!(limit(&limits(&["max_qp=5", "max_cq=9"]).unwrap(), "max_qp"), [told, 5]);
+        assert_eq!(limit(&limits("max_qp=5 max_cq=9").unwrap(), "max_qp"), [told, 5]);
         let many: Vec<_> = (0..8).map(|_| driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap()).collect();
         // No further objects are allowed; existing ones continue to work.
-        assert_eq!(limit(&limits(&["max_memory=0"]).unwrap(), "max_memory"), [0, 0]);
+        assert_eq!(limit(&limits("max_memory=0").unwrap(), "max_memory"), [0, 0]);
         assert!(driver.create_cq(None, 4).is_err(), "{isolate}");
         drop(many);
-        assert_eq!(limit(&limits(&["max_memory=268435456"]).unwrap(), "max_memory"), [268_435_456; 2]);
+        assert_eq!(limit(&limits("max_memory=268435456").unwrap(), "max_memory"), [268_435_456; 2]);
         driver.create_cq(None, 4).unwrap();
         for (words, problem) in [
-            (&["max_uar=4"][..], "size of a BAR"),
-            (&["max_qp=2"], "max_qp must be 3..=65535"),
-            (&["gid_table=257"], "gid_table must be"),
-            (&["max_qps=7"], "there is no limit 'max_qps'"),
-            (&["max_pd=7", "max_qp=2"], "max_qp must be"),
-            (&["max_qp"], "LIMIT=NUMBER"),
-            (&["max_qp=-1"], "is not a number"),
+            ("max_uar=4", "size of a BAR"),
+            ("max_qp=2", "max_qp must be 3..=65535"),
+            ("gid_table=257", "gid_table must be"),
+            ("max_qps=7", "there is no limit 'max_qps'"),
+            ("max_pd=7 max_qp=2", "max_qp must be"),
+            ("max_qp", "LIMIT=NUMBER"),
+            ("max_qp=-1", "is not a number"),
         ] {
             let error = limits(words).unwrap_err();
             assert!(error.contains(problem), "{words:?}: {error}");
         }
         for (set, problem) in [("max_uar", "size of a BAR"), ("", "there is no limit"), ("max_sge", "max_sge must be")]
         {
-            let answer = call(&host, "limits", &json!({"device": "vm1", "set": {set: 0, "max_pd": 7}}));
+            let answer = host.call("limits", &json!({"device": "vm1", "set": {set: 0, "max_pd": 7}}));
             assert!(answer["error"]["message"].as_str().is_some_and(|error| error.contains(problem)), "{answer}");
         }
-        assert_eq!(limit(&limits(&[]).unwrap(), "max_pd"), [16_384; 2]);
+        assert_eq!(limit(&limits("").unwrap(), "max_pd"), [16_384; 2]);
         drop((cq, pd));
         // The new limit holds when the driver starts again, also with the next worker.
         drop(guest);
@@ -664,11 +577,11 @@ fn limits_are_set_while_a_guest_runs() {
         }
         let guest = host.guest("vm1", 1);
         let driver = &guest.driver;
-        assert_eq!((driver.cap_u32(MAX_QP), limit(&limits(&[]).unwrap(), "max_qp")), (5, [5; 2]), "{isolate}");
+        assert_eq!((driver.cap_u32(MAX_QP), limit(&limits("").unwrap(), "max_qp")), (5, [5; 2]), "{isolate}");
         let (pd, cq) = (driver.create_pd(None).unwrap(), driver.create_cq(None, 4).unwrap());
         let many: Vec<_> = (0..8).map_while(|_| driver.create_qp(&QpInit::rc(&pd, &cq)).ok()).collect();
         assert!((1..5).contains(&many.len()), "{}", many.len());
-        let table = host.run(&["limits", "--device", "vm1"]).unwrap();
+        let table = host.run("limits --device vm1");
         assert!(table.contains("driver start") && table.lines().all(|line| line.chars().count() <= 80), "{table}");
     }
 }

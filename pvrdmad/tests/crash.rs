@@ -1,23 +1,20 @@
 //! A worker is killed under running VMs: they keep their connections, and RDMA works again once their drivers are
 //! reloaded.
 
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Instant;
 use std::{fs, io};
 
 use crate::common::churn::beside_churn;
+use crate::common::daemon::{Running, TestDaemon};
 use crate::common::patient::PatientVmm;
-use crate::common::process::{Daemon, children, role};
-use crate::common::remote::probe;
+use crate::common::process::{children, role};
 use crate::common::{PATIENCE, Raw, write_body};
 use pvrdma_dev::testing::{AsyncEntry, Driver, wait_for};
 use pvrdma_vfio_user_server::message;
 use pvrdmad::testing::{Pair, beside_traffic};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tempfile::TempDir;
 
 const MEMORY: u64 = 16 << 20;
 /// DEVICE_FATAL.
@@ -26,91 +23,38 @@ const FATAL: AsyncEntry = AsyncEntry { kind: 8, info: 0 };
 const BAR: u32 = 1;
 const CONFIG: u32 = 7;
 
-/// A daemon with the networks `a` and `b` of two devices each. Those of `a` have network functions.
-struct Place {
-    daemon: Daemon,
-    folder: TempDir,
-}
-
-impl Place {
-    /// Starts it. The clients of a network survive this number of crashes, which follow each other at once.
-    fn start(crashes: u32) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
-        // With `strict`, a system call outside the filter kills the process, and the test fails.
-        command.args(["--sandbox=strict", "--network=name=a", "--network=name=b", "--control"]);
-        command.arg(folder.path().join("control")).env("PVRDMAD_CRASHES", crashes.to_string());
-        for (number, name) in (1..).zip(["a1", "a2", "b1", "b2"]) {
-            let path = |name: &str| folder.path().join(name).display().to_string();
-            let nic = if name.starts_with('a') {
-                format!(",nic-socket={}", path(&format!("nic{number}")))
-            } else {
-                String::new()
-            };
-            command.arg("--device").arg(format!(
-                "name={name},network={},socket={},mac=52:54:00:00:06:0{number},pin=off,seed={number}{nic}",
-                &name[..1],
-                path(name)
-            ));
-        }
-        let log = std::env::var_os("CRASH_LOG").map_or_else(Stdio::null, |_| Stdio::inherit());
-        Self { daemon: Daemon::start(command.stderr(log)), folder }
+/// Starts a daemon with the networks `a` and `b` of two devices each. Those of `a` have network functions. The clients
+/// of a network survive this number of crashes, which follow each other at once.
+fn start(crashes: u32) -> Running {
+    let mut daemon = TestDaemon::new().network("a", "").network("b", "").env("PVRDMAD_CRASHES", &crashes.to_string());
+    for (number, name) in (1..).zip(["a1", "a2", "b1", "b2"]) {
+        let nic = if number < 3 { format!(",nic-socket=FOLDER/nic{number}") } else { String::new() };
+        daemon = daemon.device(name, number, &format!("network={},seed={number}{nic}", &name[..1]));
     }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn status(&self) -> Value {
-        serde_json::from_str(&self.run(&["status", "--json"])).unwrap()
-    }
-
-    fn run(&self, words: &[&str]) -> String {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
-        let output = command.args(words).arg("--control").arg(self.path("control")).output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// Kills the worker of network `a`, and waits until the next one serves.
-    fn crash(&self) -> Value {
-        let network = self.status()["networks"][0].clone();
-        let (worker, restarts) = (network["pid"].as_i64().unwrap(), network["restarts"].as_u64().unwrap());
-        kill_process(Pid::from_raw(i32::try_from(worker).unwrap()).unwrap(), Signal::KILL).unwrap();
-        let start = Instant::now();
-        loop {
-            let status = self.status();
-            let network = &status["networks"][0];
-            if network["state"] == "running" && network["restarts"] == restarts + 1 {
-                return status;
-            }
-            assert!(start.elapsed() < PATIENCE, "{status:#}");
-        }
-    }
+    daemon.start()
 }
 
 #[test]
 fn vms_keep_their_connections_and_reload_their_drivers() {
-    let mut place = Place::start(5);
+    let mut place = start(5);
     let vms = ["a1", "a2"].map(|name| PatientVmm::connect(&place.path(name), MEMORY));
-    let mut nic = Raw::connect(&place.path("nic1"));
-    nic.negotiate();
+    let mut nic = place.client("nic1");
     nic.write(CONFIG, 4, &[6, 0]);
-    let mut other = Pair::new(["b1", "b2"].map(|name| probe(&place.path(name), MEMORY)));
+    let mut other = place.pair(["b1", "b2"]);
     for round in 0..3 {
         let drivers = vms.each_ref().map(|vm| vm.load().unwrap());
         let config = vms.each_ref().map(|vm| vm.config(0, 256));
         let events = vms.each_ref().map(|vm| vm.interrupts()[1]);
         beside_traffic(&mut other, || {
             beside_churn(drivers.each_ref(), || {
-                let status = place.crash();
+                let status = place.crash("a");
                 let network = &status["networks"][0];
                 assert_eq!(network["lost_vms"], Value::Array(Vec::new()), "{network:#}");
             });
         });
         let status = place.status();
         assert_eq!(status["networks"][1]["restarts"], 0);
-        let text = place.run(&["status"]);
+        let text = place.run("status");
         for (number, (vm, driver)) in vms.iter().zip(&drivers).enumerate() {
             let device = &status["devices"][number];
             assert_eq!(device["recovery"], serde_json::json!({"told": true, "problem": null}), "{device:#}");
@@ -134,7 +78,7 @@ fn vms_keep_their_connections_and_reload_their_drivers() {
             vm.memory.free_all();
         }
     }
-    place.daemon.stop();
+    place.stop();
 }
 
 /// Returns `true` if all threads of a process are stopped. A thread that runs when the signal is sent stops later.
@@ -148,7 +92,7 @@ fn is_stopped(pid: i32) -> bool {
 /// other one.
 #[test]
 fn messages_stay_in_step() {
-    let mut place = Place::start(5);
+    let mut place = start(5);
     let [vm, half] = ["a1", "a2"].map(|name| PatientVmm::connect(&place.path(name), MEMORY));
     for vm in [&vm, &half] {
         vm.raw(|raw| raw.stream.set_read_timeout(Some(PATIENCE)).unwrap());
@@ -172,7 +116,7 @@ fn messages_stay_in_step() {
     // The device serves its next client.
     drop(half);
     drop((vm.load().unwrap(), PatientVmm::connect(&place.path("a2"), MEMORY).load().unwrap()));
-    place.daemon.stop();
+    place.stop();
 }
 
 /// The content of its memory must not prevent a guest from reloading its driver.
@@ -180,7 +124,7 @@ fn messages_stay_in_step() {
 fn guests_with_invalid_addresses_are_not_notified() {
     type Lie = fn(&PatientVmm, &Driver);
 
-    let mut place = Place::start(10);
+    let mut place = start(10);
     let vm = PatientVmm::connect(&place.path("a1"), MEMORY);
     let lies: [(&str, Lie); 3] = [
         ("full", |_, driver| {
@@ -194,39 +138,39 @@ fn guests_with_invalid_addresses_are_not_notified() {
     for (problem, lie) in lies {
         let driver = vm.load().unwrap();
         lie(&vm, &driver);
-        let device = place.crash()["devices"][0].clone();
+        let device = place.crash("a")["devices"][0].clone();
         assert_eq!((&device["recovery"]["told"], &device["phase"]), (&false.into(), &"reset".into()), "{device:#}");
         assert!(device["recovery"]["problem"].as_str().unwrap().contains(problem), "{device:#}");
-        let text = place.run(&["status"]);
+        let text = place.run("status");
         assert!(text.contains("device a1: its driver could not be told"), "{text}");
         driver.remove();
         vm.load().unwrap().remove();
         assert!(place.status()["devices"][0]["recovery"].is_null());
     }
-    place.daemon.stop();
+    place.stop();
 }
 
 /// Without a limit, a client that makes the worker crash would do so forever.
 #[test]
 fn after_many_crashes_clients_are_disconnected() {
-    let mut place = Place::start(3);
+    let mut place = start(3);
     let vm = PatientVmm::connect(&place.path("a1"), MEMORY);
     for _ in 0..3 {
-        let status = place.crash();
+        let status = place.crash("a");
         assert_eq!(status["networks"][0]["lost_vms"], Value::Array(Vec::new()));
         vm.config(0, 4);
     }
-    let status = place.crash();
+    let status = place.crash("a");
     assert_eq!(status["networks"][0]["lost_vms"], serde_json::json!(["a1"]), "{status:#}");
     vm.raw(|raw| assert!(raw.try_receive().is_none()));
     drop(vm);
     PatientVmm::connect(&place.path("a1"), MEMORY).load().unwrap();
-    place.daemon.stop();
+    place.stop();
 }
 
 /// Returns the number of descriptors of each process of the daemon, and its private memory in KiB, by role.
-fn resources(place: &Place) -> Vec<(String, usize, u64)> {
-    let daemon = place.daemon.id();
+fn resources(place: &Running) -> Vec<(String, usize, u64)> {
+    let daemon = place.id();
     let mut found: Vec<_> = children(daemon)
         .into_iter()
         .chain([daemon.to_string()])
@@ -244,11 +188,11 @@ fn resources(place: &Place) -> Vec<(String, usize, u64)> {
 
 #[test]
 fn a_hundred_crashes_leave_nothing_behind() {
-    let mut place = Place::start(1000);
+    let mut place = start(1000);
     let vm = PatientVmm::connect(&place.path("a1"), MEMORY);
     let cycle = || {
         let driver = vm.load().unwrap();
-        place.crash();
+        place.crash("a");
         assert_eq!(driver.async_events(), [FATAL]);
         driver.remove();
     };
@@ -270,5 +214,5 @@ fn a_hundred_crashes_leave_nothing_behind() {
         assert!(fds <= fds_before, "{role}: {fds_before} descriptors, then {fds}");
         assert!(*kib <= kib_before + 1024, "{role}: {kib_before} KiB, then {kib} KiB");
     }
-    place.daemon.stop();
+    place.stop();
 }

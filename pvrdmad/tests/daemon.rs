@@ -2,52 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use crate::common::daemon::{PROGRAM, Running, TestDaemon, named};
 use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::Value;
-use tempfile::TempDir;
 use vfio_bindings::bindings::vfio::VFIO_REGION_INFO_FLAG_MMAP;
 use vfio_user::Client;
-
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
-
-/// A running daemon, killed when the test ends.
-struct Running {
-    child: Child,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Running {
-    fn start(arguments: &[String]) -> Self {
-        // With `strict`, a system call outside the filter kills the process, and the test fails.
-        let mut child = Command::new(PROGRAM)
-            .args(["--sandbox", "strict"])
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, lines }
-    }
-
-    fn line(&mut self) -> String {
-        self.lines.next().unwrap().unwrap()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-}
 
 /// A process as seen in `/proc`.
 struct Process(u64);
@@ -71,68 +39,31 @@ impl Process {
     }
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Describes a daemon with two devices.
+fn described() -> TestDaemon {
+    TestDaemon::new().device("vm0", 1, "").device("vm1", 2, "roce=v1,pin=registered,version=19")
 }
 
-/// A folder for sockets, and the arguments for two devices in it.
-struct Place(TempDir);
+fn start() -> Running {
+    let running = described().start();
+    let [a, b] = ["vm0", "vm1"].map(|name| running.path(name).display().to_string());
+    let lines = [
+        format!("vm0: ready on {a} (mac 52:54:00:00:03:01, roce v2, pin off)"),
+        format!("vm1: ready on {b} (mac 52:54:00:00:03:02, roce v1, pin registered)"),
+    ];
+    assert_eq!(running.ready, lines);
+    running
+}
 
-impl Place {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
+/// Returns the sockets of [`described`].
+fn sockets(daemon: &TestDaemon) -> [PathBuf; 3] {
+    ["vm0", "vm1", "control"].map(|name| daemon.path(name))
+}
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn arguments(&self) -> Vec<String> {
-        let path = |name| self.path(name).display().to_string();
-        let (a, b, control) = (path("a.sock"), path("b.sock"), path("control"));
-        vec![
-            "--device".to_owned(),
-            format!("name=vm0,socket={a},mac=52:54:00:00:00:01,pin=off"),
-            "--device".to_owned(),
-            format!("name=vm1,socket={b},mac=52:54:00:00:00:02,roce=v1,pin=registered,version=19"),
-            "--backend".to_owned(),
-            "rxe".to_owned(),
-            "--control".to_owned(),
-            control,
-        ]
-    }
-
-    fn start(&self) -> Running {
-        let mut running = Running::start(&self.arguments());
-        let a = self.path("a.sock").display().to_string();
-        let b = self.path("b.sock").display().to_string();
-        assert_eq!(running.line(), format!("vm0: ready on {a} (mac 52:54:00:00:00:01, roce v2, pin off)"));
-        assert_eq!(running.line(), format!("vm1: ready on {b} (mac 52:54:00:00:00:02, roce v1, pin registered)"));
-        running
-    }
-
-    fn sockets(&self) -> [PathBuf; 3] {
-        ["a.sock", "b.sock", "control"].map(|name| self.path(name))
-    }
-
-    fn status(&self) -> Value {
-        let output = self.ask(&["--json"]);
-        assert!(output.status.success(), "{output:?}");
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
-    /// Returns the supervisor and the worker of the network.
-    fn processes(&self) -> [Process; 2] {
-        let status = self.status();
-        [&status["pid"], &status["networks"][0]["pid"]].map(|pid| Process(pid.as_u64().unwrap()))
-    }
-
-    fn ask(&self, arguments: &[&str]) -> Output {
-        Command::new(PROGRAM).args(["status", "--control"]).arg(self.path("control")).args(arguments).output().unwrap()
-    }
+/// Returns the supervisor and the worker of the network.
+fn processes(running: &Running) -> [Process; 2] {
+    let status = running.status();
+    [&status["pid"], &status["networks"][0]["pid"]].map(|pid| Process(pid.as_u64().unwrap()))
 }
 
 fn word(client: &mut Client, region: u32, offset: u64) -> u32 {
@@ -151,12 +82,9 @@ fn leave(client: &Client) {
 /// status.
 #[test]
 fn metrics_are_openmetrics() {
-    let place = Place::new();
-    let _running = place.start();
-    let _client = Client::new(&place.path("a.sock")).unwrap();
-    let output = place.ask(&["--format", "openmetrics"]);
-    assert!(output.status.success(), "{output:?}");
-    let text = String::from_utf8(output.stdout).unwrap();
+    let running = start();
+    let _client = Client::new(&running.path("vm0")).unwrap();
+    let text = running.run("status --format openmetrics");
     let mut lines: Vec<_> = text.strip_suffix("# EOF\n").unwrap().lines().collect();
     let (mut types, mut samples) = (BTreeMap::new(), BTreeMap::new());
     let mut family = "";
@@ -191,10 +119,9 @@ fn metrics_are_openmetrics() {
     assert_eq!(samples[&*format!("pvrdma_client_connected{}", device("vm1"))], 0.0);
     assert_eq!(samples["pvrdma_network_running{network=\"default\"}"], 1.0);
     // Each counter of the JSON status appears, with its description.
-    let status = place.status();
+    let status = running.status();
     for (group, name) in [("counters", "vm0"), ("adapter", "vm1")] {
-        let found = status["devices"].as_array().unwrap().iter().find(|device| device["name"] == name).unwrap();
-        for counter in found[group].as_object().unwrap().keys() {
+        for counter in named(&status["devices"], name)[group].as_object().unwrap().keys() {
             let total = if status["counters"][counter]["kind"] == "counter" { "_total" } else { "" };
             assert!(samples.contains_key(&*format!("pvrdma_{counter}{total}{}", device(name))), "{counter}");
         }
@@ -205,17 +132,16 @@ fn metrics_are_openmetrics() {
 #[test]
 fn starts_serves_and_ends() {
     for signal in [Signal::TERM, Signal::INT] {
-        let place = Place::new();
-        let mut running = place.start();
-        for socket in place.sockets() {
+        let mut running = start();
+        for socket in sockets(&running.setup) {
             assert_eq!(fs::symlink_metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600, "{socket:?}");
         }
         // A client is connected, and has not been told of the shutdown.
-        let _client = Client::new(&place.path("a.sock")).unwrap();
+        let _client = Client::new(&running.path("vm0")).unwrap();
         running.signal(signal);
-        assert!(running.child.wait().unwrap().success());
-        assert!(running.lines.next().is_none());
-        for socket in place.sockets() {
+        assert_eq!(running.exit(), Some(0));
+        assert!(running.output.as_mut().unwrap().next().is_none());
+        for socket in sockets(&running.setup) {
             assert!(!socket.exists(), "{socket:?}");
         }
     }
@@ -223,10 +149,9 @@ fn starts_serves_and_ends() {
 
 #[test]
 fn the_device_behind_the_socket() {
-    let place = Place::new();
-    let _running = place.start();
-    for (socket, version) in [("a.sock", 20), ("b.sock", 19)] {
-        let mut client = Client::new(&place.path(socket)).unwrap();
+    let running = start();
+    for (socket, version) in [("vm0", 20), ("vm1", 19)] {
+        let mut client = Client::new(&running.path(socket)).unwrap();
         assert_eq!(word(&mut client, 7, 0), 0x0820_15ad);
         assert_eq!(word(&mut client, 1, 0), version);
         // The capability list contains MSI-X, with its table in BAR 0.
@@ -262,64 +187,57 @@ fn the_device_behind_the_socket() {
 
 #[test]
 fn the_network_function_beside_the_device() {
-    let place = Place::new();
-    let path = |name: &str| place.path(name).display().to_string();
-    let device = format!("name=vm0,socket={},nic-socket={},mac=52:54:00:00:00:01", path("a.sock"), path("nic.sock"));
-    let mut running = Running::start(&["--device".to_owned(), device, "--control".to_owned(), path("control")]);
-    running.line();
-    let mut nic = Client::new(&place.path("nic.sock")).unwrap();
+    let mut running = TestDaemon::new().device("vm0", 1, "nic-socket=FOLDER/nic").start();
+    let mut nic = Client::new(&running.path("nic")).unwrap();
     assert_eq!(word(&mut nic, 7, 0), 0x07b0_15ad);
     // QEMU sees by this flag that it must not post writes. The driver frees memory as soon as its RESET write returns.
     assert_eq!(nic.region(7).unwrap().flags & VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_MMAP);
     // The function is number 0 of a multi-function slot.
     assert_eq!(word(&mut nic, 7, 0xc) >> 16 & 0x80, 0x80);
-    assert_eq!((word(&mut nic, 1, 0x28), word(&mut nic, 1, 0x30)), (0x0000_5452, 0x0100));
+    assert_eq!((word(&mut nic, 1, 0x28), word(&mut nic, 1, 0x30)), (0x0000_5452, 0x0103));
     assert_eq!(nic.get_irq_info(2).unwrap().count, 16);
-    let report = &place.status()["devices"][0];
+    let report = running.report("vm0");
     assert_eq!((&report["nic"]["client"]["connected"], &report["client"]["connected"]), (&true.into(), &false.into()));
     assert_eq!((&report["nic"]["link"], &report["nic"]["active"]), (&"up".into(), &false.into()));
     assert!(report["network"]["counters"]["passed_out"].is_u64(), "{report}");
-    let table = String::from_utf8(place.ask(&[]).stdout).unwrap();
-    assert!(table.contains("network function") && table.contains("52:54:00:00:00:01"), "{table}");
-    let control = place.path("control");
-    let link = Command::new(PROGRAM).args(["link", "down", "--device", "vm0", "--control"]).arg(control).output();
-    assert!(link.unwrap().status.success());
-    let report = &place.status()["devices"][0];
+    let table = running.run("status");
+    assert!(table.contains("network function") && table.contains("52:54:00:00:03:01"), "{table}");
+    running.run("link down --device vm0");
+    let report = running.report("vm0");
     assert_eq!((&report["nic"]["link"], &report["port"]), (&"down".into(), &"down".into()));
     running.signal(Signal::TERM);
-    assert!(running.child.wait().unwrap().success());
-    assert!(!place.path("nic.sock").exists());
+    assert_eq!(running.exit(), Some(0));
+    assert!(!running.path("nic").exists());
 }
 
 #[test]
 fn status_shows_clients_and_their_memory() {
-    let place = Place::new();
-    let _running = place.start();
-    let status = place.status();
+    let running = start();
+    let status = running.status();
     assert_eq!((&status["backend"], &status["devices"][0]["name"]), (&Value::from("rxe"), &Value::from("vm0")));
     assert_eq!(status["devices"][1]["roce"], "v1");
     assert_eq!(status["devices"][1]["version"], 19);
     assert_eq!(status["devices"][0]["client"]["connected"], false);
 
-    let mut client = Client::new(&place.path("a.sock")).unwrap();
+    let mut client = Client::new(&running.path("vm0")).unwrap();
     let ram = fs::File::from(rustix::fs::memfd_create("ram", MemfdFlags::CLOEXEC).unwrap());
     ram.set_len(8 << 20).unwrap();
     client.dma_map(0, 0, 8 << 20, ram.as_raw_fd()).unwrap();
-    let device = &place.status()["devices"][0];
+    let device = &running.status()["devices"][0];
     assert_eq!(device["client"]["connected"], true);
     assert_eq!(device["memory"]["mapped_bytes"], 8 << 20);
     assert_eq!(device["memory"]["pin"], "off");
     assert_eq!(device["phase"], "reset");
     assert_eq!(device["objects"]["qps"], 0);
-    let table = String::from_utf8(place.ask(&[]).stdout).unwrap();
+    let table = running.run("status");
     for part in ["vm0", "vm1", "connected", "8 MiB", "client_messages", "backend rxe"] {
         assert!(table.contains(part), "{table}");
     }
 
     leave(&client);
     // The next client is accepted after the clean-up.
-    let _next = Client::new(&place.path("a.sock")).unwrap();
-    let device = &place.status()["devices"][0];
+    let _next = Client::new(&running.path("vm0")).unwrap();
+    let device = &running.status()["devices"][0];
     assert_eq!(device["memory"]["mapped_bytes"], 0);
     assert_eq!(device["counters"]["client_connections"], 2);
     assert_eq!(device["counters"]["client_messages_refused"], 0);
@@ -329,16 +247,15 @@ fn status_shows_clients_and_their_memory() {
 /// device.
 #[test]
 fn status_names_the_owner_of_a_socket() {
-    let place = Place::new();
-    let _running = place.start();
-    let holder = || place.status()["devices"][0]["client"]["process"].clone();
+    let running = start();
+    let holder = || running.status()["devices"][0]["client"]["process"].clone();
     assert_eq!(holder(), Value::Null);
-    let client = Client::new(&place.path("a.sock")).unwrap();
+    let client = Client::new(&running.path("vm0")).unwrap();
     assert_eq!(holder(), std::process::id());
-    let whose = format!("vm0: process {} has {}", std::process::id(), place.path("a.sock").display());
-    let table = || String::from_utf8(place.ask(&[]).stdout).unwrap();
+    let whose = format!("vm0: process {} has {}", std::process::id(), running.path("vm0").display());
+    let table = || running.run("status");
     assert!(!table().contains(&whose));
-    let mut second = UnixStream::connect(place.path("a.sock")).unwrap();
+    let mut second = UnixStream::connect(running.path("vm0")).unwrap();
     assert_eq!(second.read(&mut [0; 8]).unwrap(), 0);
     assert!(table().contains(&format!("{whose}; turned away since the start: 1\n")), "{}", table());
     leave(&client);
@@ -346,11 +263,10 @@ fn status_names_the_owner_of_a_socket() {
 
 #[test]
 fn clients_leave_nothing_behind() {
-    let place = Place::new();
-    let _running = place.start();
-    let [supervisor, worker] = place.processes();
+    let running = start();
+    let [supervisor, worker] = processes(&running);
     let visit = || {
-        let mut client = Client::new(&place.path("a.sock")).unwrap();
+        let mut client = Client::new(&running.path("vm0")).unwrap();
         let ram = fs::File::from(rustix::fs::memfd_create("ram", MemfdFlags::CLOEXEC).unwrap());
         ram.set_len(1 << 20).unwrap();
         client.dma_map(0, 0, 1 << 20, ram.as_raw_fd()).unwrap();
@@ -375,10 +291,9 @@ fn clients_leave_nothing_behind() {
 
 #[test]
 fn an_idle_daemon_does_not_run() {
-    let place = Place::new();
-    let _running = place.start();
-    let _client = Client::new(&place.path("a.sock")).unwrap();
-    let processes = place.processes();
+    let running = start();
+    let _client = Client::new(&running.path("vm0")).unwrap();
+    let processes = processes(&running);
     let run_time = || processes.iter().map(Process::run_time).sum::<u64>();
     // The control thread may not be asleep yet, and the supervisor checks its workers every few seconds. So one quiet
     // window out of several is required; a daemon that polls or spins has none.
@@ -393,38 +308,36 @@ fn an_idle_daemon_does_not_run() {
 
 #[test]
 fn sockets_of_the_dead_the_living_and_others() {
-    let place = Place::new();
-    let mut killed = place.start();
-    killed.child.kill().unwrap();
-    killed.child.wait().unwrap();
-    assert!(place.path("a.sock").exists());
-    let running = place.start();
+    let mut running = start();
+    running.kill();
+    assert!(running.path("vm0").exists());
+    running.again();
 
-    let refused = Command::new(PROGRAM).args(place.arguments()).output().unwrap();
+    let refused = running.setup.command().output().unwrap();
     assert_eq!(refused.status.code(), Some(1));
     let message = String::from_utf8(refused.stderr).unwrap();
-    let who = format!("another process (PID {}) is listening", running.child.id());
+    let who = format!("another process (PID {}) is listening", running.id());
     assert!(message.contains(&who), "{message}");
     // The running daemon was not disturbed.
-    place.status();
-    drop(running);
+    running.status();
+    running.kill();
 
-    for socket in place.sockets() {
+    for socket in sockets(&running.setup) {
         let _ = fs::remove_file(socket);
     }
-    fs::write(place.path("b.sock"), "precious").unwrap();
-    let refused = Command::new(PROGRAM).args(place.arguments()).output().unwrap();
+    fs::write(running.path("vm1"), "precious").unwrap();
+    let refused = running.setup.command().output().unwrap();
     let message = String::from_utf8(refused.stderr).unwrap();
     assert!(message.contains("not a socket") && message.contains("vm1"), "{message}");
-    assert_eq!(fs::read_to_string(place.path("b.sock")).unwrap(), "precious");
+    assert_eq!(fs::read_to_string(running.path("vm1")).unwrap(), "precious");
     // Sockets that had been created are removed again.
-    assert!(!place.path("a.sock").exists() && !place.path("control").exists());
+    assert!(!running.path("vm0").exists() && !running.path("control").exists());
 }
 
 #[test]
 fn mistakes_are_explained() {
-    let place = Place::new();
-    let file = place.path("pvrdmad.toml");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pvrdmad.toml");
     fs::write(&file, "[[device]]\nname = \"a\"\nsocket = \"/nonexistent/a\"\nmac = \"52:54:00:00:00:01\"\nspeed = 9\n")
         .unwrap();
     let file = file.display().to_string();
@@ -444,28 +357,13 @@ fn mistakes_are_explained() {
 
 #[test]
 fn a_configuration_file() {
-    let place = Place::new();
-    let file = place.path("pvrdmad.toml");
-    let socket = place.path("f.sock");
-    let control = place.path("control");
-    fs::write(
-        &file,
-        format!(
-            "control = {control:?}\n[[device]]\nname = \"f\"\nsocket = {socket:?}\nmac = \"52:54:00:00:00:01\"\n\
-             [device.limits]\nmax_uar = 64\n"
-        ),
-    )
-    .unwrap();
-    let mut running = Running::start(&[
-        "--config".to_owned(),
-        file.display().to_string(),
-        "--device".to_owned(),
-        "name=f,pin=off".to_owned(),
-    ]);
-    assert!(running.line().ends_with("pin off)"));
-    let client = Client::new(&socket).unwrap();
+    let text = "control = 'FOLDER/control'\n[[device]]\nname = 'f'\nsocket = 'FOLDER/f.sock'\n\
+                mac = '52:54:00:00:00:01'\n[device.limits]\nmax_uar = 64\n";
+    let running = TestDaemon::new().without_control().config(text, 1).arg("--device=name=f,pin=off").start();
+    assert!(running.ready[0].ends_with("pin off)"));
+    let client = Client::new(&running.path("f.sock")).unwrap();
     assert_eq!(client.region(2).unwrap().size, 64 * 4096);
-    assert_eq!(place.status()["devices"][0]["memory"]["pin"], "off");
+    assert_eq!(running.report("f")["memory"]["pin"], "off");
 }
 
 fn control_says(control: &Path, question: &[u8]) -> String {
@@ -480,9 +378,8 @@ fn control_says(control: &Path, question: &[u8]) -> String {
 
 #[test]
 fn the_control_socket_survives_invalid_calls() {
-    let place = Place::new();
-    let _running = place.start();
-    let control = place.path("control");
+    let running = start();
+    let control = running.path("control");
     let status = b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"status\"}\n";
     let two = control_says(&control, &status.repeat(2));
     assert_eq!(two.lines().filter(|line| line.starts_with("{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{")).count(), 2);
@@ -506,19 +403,20 @@ fn the_control_socket_survives_invalid_calls() {
     assert!(answer.is_empty() || answer.contains("at most"), "{answer}");
     // A connection that sends nothing delays other requests but does not block them.
     let _silent = UnixStream::connect(&control).unwrap();
-    place.status();
+    running.status();
 }
 
 #[test]
 fn status_of_something_else() {
-    let place = Place::new();
-    let listener = UnixListener::bind(place.path("control")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let listener = UnixListener::bind(&control).unwrap();
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let _ = stream.read(&mut [0; 100]);
         let _ = stream.write_all(b"SSH-2.0-OpenSSH\n");
     });
-    let output = place.ask(&[]);
+    let output = Command::new(PROGRAM).args(["status", "--control"]).arg(control).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("not understood"), "{message}");
@@ -527,10 +425,11 @@ fn status_of_something_else() {
 /// A command that was stopped while it waits (by a terminal or a container) continues to wait afterwards.
 #[test]
 fn a_command_that_was_stopped_waits_on() {
-    let place = Place::new();
-    let listener = UnixListener::bind(place.path("control")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let listener = UnixListener::bind(&control).unwrap();
     let mut command = Command::new(PROGRAM);
-    command.args(["status", "--control"]).arg(place.path("control")).stderr(Stdio::piped());
+    command.args(["status", "--control"]).arg(control).stderr(Stdio::piped());
     let child = command.spawn().unwrap();
     let (mut stream, _) = listener.accept().unwrap();
     BufReader::new(&stream).read_line(&mut String::new()).unwrap();
@@ -551,34 +450,25 @@ fn a_command_that_was_stopped_waits_on() {
 /// The host's adapter is opened only if a device is configured for it. The error names the missing part.
 #[test]
 fn the_hosts_adapter_is_not_there() {
-    let place = Place::new();
-    // A file that is not a library, found before an installed libibverbs.
-    fs::write(place.path("libibverbs.so.1"), "no library").unwrap();
-    let start = |arguments: &[String]| {
-        let mut command = Command::new(PROGRAM);
-        command.args(arguments).env("LD_LIBRARY_PATH", place.0.path()).stdin(Stdio::null());
-        command
+    let ibverbs = |device: &str| described().arg(&format!("--backend=ibverbs,device={device},port=1,gid-index=auto"));
+    let without_library = |daemon: TestDaemon| {
+        // A file that is not a library, found before an installed libibverbs.
+        fs::write(daemon.path("libibverbs.so.1"), "no library").unwrap();
+        daemon.env("LD_LIBRARY_PATH", "FOLDER")
     };
-    let ibverbs = |device: &str| {
-        let mut arguments = place.arguments();
-        let at = arguments.iter().position(|word| word == "rxe").unwrap();
-        arguments[at] = format!("ibverbs,device={device},port=1,gid-index=auto");
-        arguments
+    let refused = |daemon: &TestDaemon| {
+        let output = daemon.command().output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        message
     };
-    let output = start(&ibverbs("mlx5_0")).output().unwrap();
-    let message = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{message}");
+    let daemon = without_library(ibverbs("mlx5_0"));
+    let message = refused(&daemon);
     assert!(message.contains("cannot load libibverbs.so.1") && message.contains("rdma-core"), "{message}");
-    assert!(place.sockets().iter().all(|path| !path.exists()));
+    assert!(sockets(&daemon).iter().all(|path| !path.exists()));
     // The same with the system's library, if there is one: it has no such device.
-    let output = Command::new(PROGRAM).args(ibverbs("nosuchdevice")).stdin(Stdio::null()).output().unwrap();
-    let message = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{message}");
+    let message = refused(&ibverbs("nosuchdevice"));
     assert!(message.contains("backend ibverbs"), "{message}");
     // The software adapter needs no library.
-    let mut child = start(&place.arguments()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert!(lines.next().unwrap().unwrap().starts_with("vm0: ready"));
-    child.kill().unwrap();
-    child.wait().unwrap();
+    without_library(described().arg("--backend=rxe")).start();
 }

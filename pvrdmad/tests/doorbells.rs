@@ -2,15 +2,15 @@
 //! Where the kernel or the test's privileges do not allow it, the tests print the reason and end.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use crate::common::place::Place;
+use crate::common::daemon::{PROGRAM, Running, TestDaemon, describe};
+use crate::common::place::one_network;
 use crate::common::remote::{probe, probe_mapped};
 use crate::common::traffic::{gid, mac};
 use crate::common::{Raw, region_info_body, words};
@@ -19,66 +19,29 @@ use pvrdma_verbs::testing::skipped;
 use pvrdma_vfio_user_server::message::Command as Message;
 use pvrdmad::doorbells::{HostFacts, PageFile, stand_in::entrust};
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
-use tempfile::TempDir;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, FileOffset, VolatileMemory};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
-
-/// A daemon with two devices on one network.
-struct Daemon {
-    child: Child,
-    folder: TempDir,
+/// Starts a daemon with two devices on one network, with these doorbell modes. Returns `None`, and prints the reason,
+/// where pages cannot be exported.
+fn start(doorbells: [&str; 2]) -> Option<Running> {
+    PageFile::make(1).inspect_err(skipped).ok()?;
+    let [first, second] = doorbells.map(|mode| format!("doorbells={mode}"));
+    Some(TestDaemon::new().device("vm1", 1, &first).device("vm2", 2, &second).start())
 }
 
-impl Daemon {
-    /// Starts a daemon whose two devices have these doorbell modes. Returns `None`, and prints the reason, where pages
-    /// cannot be exported.
-    fn start(doorbells: [&str; 2], options: &[&str]) -> Option<Self> {
-        PageFile::make(1).inspect_err(skipped).ok()?;
-        let folder = tempfile::tempdir().unwrap();
-        let mut command = Command::new(PROGRAM);
-        // With `strict`, a system call outside the filter kills the process, and the test fails.
-        command.args(["--sandbox", "strict"]).args(options).arg("--control").arg(folder.path().join("control"));
-        for (number, doorbells) in (1..).zip(doorbells) {
-            let socket = folder.path().join(number.to_string());
-            let device = format!("name=vm{number},socket={},mac=52:54:00:00:03:{number:02x}", socket.display());
-            command.arg("--device").arg(format!("{device},pin=off,doorbells={doorbells}"));
-        }
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let ready = BufReader::new(child.stdout.take().unwrap()).lines().next();
-        assert!(ready.is_some_and(|line| line.unwrap().contains("ready")), "the daemon ended at its start");
-        Some(Self { child, folder })
-    }
-
-    fn socket(&self, number: u8) -> PathBuf {
-        self.folder.path().join(number.to_string())
-    }
-
-    fn run(&self, arguments: &[&str]) -> String {
-        let control = self.folder.path().join("control");
-        let output = Command::new(PROGRAM).args(arguments).arg("--control").arg(control).output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn report(&self, number: u8) -> Value {
-        let status: Value = serde_json::from_str(&self.run(&["status", "--json"])).unwrap();
-        status["devices"][usize::from(number) - 1].clone()
-    }
-
-    fn count(&self, number: u8, counter: &str) -> u64 {
-        self.report(number)["counters"][counter].as_u64().unwrap()
-    }
+fn report(daemon: &Running, number: u8) -> Value {
+    daemon.report(&format!("vm{number}"))
 }
 
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn count(daemon: &Running, number: u8, counter: &str) -> u64 {
+    report(daemon, number)["counters"][counter].as_u64().unwrap()
+}
+
+fn client(daemon: &Running, number: u8) -> Raw {
+    daemon.client(&format!("vm{number}"))
 }
 
 /// A process of a guest, with a queue pair and a buffer.
@@ -114,9 +77,9 @@ impl Process {
     }
 }
 
-fn guests(daemon: &Daemon, probe: fn(&std::path::Path, u64) -> Driver) -> [Driver; 2] {
+fn guests(daemon: &Running, probe: fn(&std::path::Path, u64) -> Driver) -> [Driver; 2] {
     [1, 2].map(|number| {
-        let driver = probe(&daemon.socket(number), 16 << 20);
+        let driver = probe(&daemon.path(&format!("vm{number}")), 16 << 20);
         driver.bind_gid(0, gid(number)).unwrap();
         driver
     })
@@ -156,7 +119,7 @@ fn send([a, b]: &mut [Process; 2], round: u64) {
 /// that a page was taken away.
 #[test]
 fn processes_ring_without_a_message() {
-    let Some(daemon) = Daemon::start(["mapped", "mapped"], &[]) else { return };
+    let Some(daemon) = start(["mapped", "mapped"]) else { return };
     let drivers = guests(&daemon, probe_mapped);
     // Two processes run one after the other. The second one gets the page of the first.
     for process in 1..=2_u64 {
@@ -164,47 +127,46 @@ fn processes_ring_without_a_message() {
         let mut ends = [Process::new(1, a), Process::new(2, b)];
         exchange(&mut ends, 200);
         for number in [1, 2] {
-            let [faults, arms] = ["doorbell_faults", "doorbell_arms"].map(|name| daemon.count(number, name));
-            assert_eq!(daemon.count(number, "doorbells_of_processes"), 0, "vm{number}");
-            assert_eq!(daemon.count(number, "doorbells_mapped"), process, "vm{number}");
+            let [faults, arms] = ["doorbell_faults", "doorbell_arms"].map(|name| count(&daemon, number, name));
+            assert_eq!(count(&daemon, number, "doorbells_of_processes"), 0, "vm{number}");
+            assert_eq!(count(&daemon, number, "doorbells_mapped"), process, "vm{number}");
             assert!((1..=arms + process).contains(&faults), "vm{number}: {faults} faults, {arms} arms");
-            assert!(daemon.count(number, "doorbells_found") > 0, "vm{number}");
+            assert!(count(&daemon, number, "doorbells_found") > 0, "vm{number}");
         }
     }
     // A watcher without work sleeps.
-    let cold = || (daemon.report(1)["doorbells"]["watcher"] == "cold").then_some(());
+    let cold = || (report(&daemon, 1)["doorbells"]["watcher"] == "cold").then_some(());
     wait_for("sleep", cold);
-    let report = daemon.report(1);
+    let report = report(&daemon, 1);
     assert_eq!((&report["doorbells"]["mode"], &report["doorbells"]["reason"]), (&"mapped".into(), &Value::Null));
-    assert!(daemon.run(&["status"]).contains("vm1: doorbells: mapped ("));
+    assert!(daemon.run("status").contains("vm1: doorbells: mapped ("));
 }
 
 /// A client that does not map the pages has trapped doorbells, whether or not the device exports pages.
 #[test]
 fn a_client_that_maps_nothing_sends_messages() {
-    let Some(daemon) = Daemon::start(["mapped", "trapped"], &[]) else { return };
+    let Some(daemon) = start(["mapped", "trapped"]) else { return };
     let [a, b] = &guests(&daemon, probe);
     exchange(&mut [Process::new(1, a), Process::new(2, b)], 100);
     for number in [1, 2] {
-        let counts = ["doorbell_faults", "doorbells_mapped"].map(|name| daemon.count(number, name));
+        let counts = ["doorbell_faults", "doorbells_mapped"].map(|name| count(&daemon, number, name));
         assert_eq!(counts, [0, 0], "vm{number}");
-        assert!(daemon.count(number, "doorbells_of_processes") >= 100, "vm{number}");
+        assert!(count(&daemon, number, "doorbells_of_processes") >= 100, "vm{number}");
     }
-    assert_eq!(daemon.report(2)["doorbells"]["mode"], "trapped");
-    assert!(!daemon.run(&["status"]).contains("vm2: doorbells"));
+    assert_eq!(report(&daemon, 2)["doorbells"]["mode"], "trapped");
+    assert!(!daemon.run("status").contains("vm2: doorbells"));
 }
 
 /// With `auto`, status gives the reason for the chosen mode. A client of a device without pages is not offered a file.
 #[test]
 fn auto_reports_why_doorbells_trap() {
-    let Some(daemon) = Daemon::start(["auto", "trapped"], &[]) else { return };
-    let report = daemon.report(1);
+    let Some(daemon) = start(["auto", "trapped"]) else { return };
+    let report = report(&daemon, 1);
     assert_eq!(report["doorbells"]["mode"], "trapped");
     let reason = report["doorbells"]["reason"].as_str().unwrap();
-    assert!(daemon.run(&["status"]).contains(&format!("vm1: doorbells: trapped ({reason})")));
+    assert!(daemon.run("status").contains(&format!("vm1: doorbells: trapped ({reason})")));
     for number in [1, 2] {
-        let mut client = Raw::connect(&daemon.socket(number));
-        client.negotiate();
+        let mut client = client(&daemon, number);
         let info = client.call(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, 4096), &[]).ok();
         assert_eq!(info[..16], words(&[32, 3, 2, 0]));
     }
@@ -214,31 +176,29 @@ fn auto_reports_why_doorbells_trap() {
 /// and no other replies do. A reply is no longer than the client allows.
 #[test]
 fn the_file_comes_with_the_region() {
-    let Some(daemon) = Daemon::start(["mapped", "trapped"], &[]) else { return };
-    let mut client = Raw::connect(&daemon.socket(1));
-    client.negotiate();
+    let Some(daemon) = start(["mapped", "trapped"]) else { return };
+    let mut vmm = client(&daemon, 1);
     for (index, room, length, file) in
         [(2, 32, 32, true), (2, 64, 64, true), (2, 63, 32, true), (2, u32::MAX, 64, true), (0, 64, 32, false)]
     {
-        let (answer, fds) = client.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(index, room));
+        let (answer, fds) = vmm.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(index, room));
         assert_eq!((answer.ok().len(), fds.len()), (length, usize::from(file)), "{index} {room}");
     }
-    let mut other = Raw::connect(&daemon.socket(2));
-    other.negotiate();
+    let mut other = client(&daemon, 2);
     for index in 0..3 {
-        let size = |client: &mut Raw| {
-            let (answer, _) = client.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(index, 32));
+        let size = |vmm: &mut Raw| {
+            let (answer, _) = vmm.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(index, 32));
             answer.ok()[16..24].to_vec()
         };
-        assert_eq!(size(&mut client), size(&mut other), "BAR {index}");
+        assert_eq!(size(&mut vmm), size(&mut other), "BAR {index}");
     }
     for short in [0, 31] {
-        let (answer, fds) = client.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, short));
+        let (answer, fds) = vmm.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, short));
         assert_eq!((answer.errno(), fds.len()), (crate::common::EINVAL, 0), "{short}");
     }
     // A thousand requests leave no descriptors open in the server or in the test.
     for _ in 0..1000 {
-        let (_, fds) = client.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, 64));
+        let (_, fds) = vmm.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, 64));
         assert_eq!(fds.len(), 1);
     }
 }
@@ -246,10 +206,10 @@ fn the_file_comes_with_the_region() {
 /// An impossible configuration is refused when the daemon starts, with an explanation.
 #[test]
 fn pages_that_cannot_be_lent_are_refused() {
-    let Some(daemon) = Daemon::start(["trapped", "trapped"], &[]) else { return };
-    let device = format!("name=vm3,socket={},mac=52:54:00:00:03:03,doorbells=mapped", daemon.socket(3).display());
+    let Some(daemon) = start(["trapped", "trapped"]) else { return };
+    let device = describe(daemon.folder(), "vm3", 3, "doorbells=perhaps");
     let mut wrong = Command::new(PROGRAM);
-    wrong.args(["--device", &device.replace("mapped", "perhaps")]).stdin(Stdio::null()).stderr(Stdio::piped());
+    wrong.args(["--device", &device]).stdin(Stdio::null()).stderr(Stdio::piped());
     let mut wrong = wrong.spawn().unwrap();
     let mut said = String::new();
     wrong.stderr.take().unwrap().read_to_string(&mut said).unwrap();
@@ -341,8 +301,7 @@ fn mapped_doorbells_survive_hand_overs() {
     if PageFile::make(1).inspect_err(skipped).is_err() {
         return;
     }
-    let mut place =
-        Place::start_with("network", |_| vec!["name=a".to_owned()], |_| "network=a,doorbells=mapped".into());
+    let mut place = one_network(",doorbells=mapped").start();
     let drivers = [1, 2].map(|number| {
         let driver = probe_mapped(&place.path(&format!("a{number}")), 16 << 20);
         driver.bind_gid(0, gid(number)).unwrap();
@@ -351,7 +310,7 @@ fn mapped_doorbells_survive_hand_overs() {
     let mut pair = [1, 2].map(|number| Process::new(number, &drivers[usize::from(number) - 1]));
     connect(&mut pair);
     let count = |counter: &str| -> u64 {
-        let status: Value = serde_json::from_str(&place.run(&["status", "--json"]).unwrap()).unwrap();
+        let status = place.status();
         status["devices"].as_array().unwrap().iter().map(|device| device["counters"][counter].as_u64().unwrap()).sum()
     };
     let (rounds, stop) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -371,14 +330,14 @@ fn mapped_doorbells_survive_hand_overs() {
             assert!(!traffic.is_finished());
         };
         let upgrade = || {
-            place.run(&["upgrade"]).unwrap();
+            place.run("upgrade");
             go_on();
         };
         go_on();
         (0..10).for_each(|_| upgrade());
         for step in ["client", "ready"] {
             place.install(&format!("#!/bin/sh\nPVRDMAD_FAULT=worker-{step}:die exec REAL \"$@\"\n"));
-            place.run(&["upgrade"]).unwrap_err();
+            place.try_run("upgrade").unwrap_err();
             go_on();
         }
         place.install("#!/bin/sh\nexec REAL \"$@\"\n");
@@ -389,32 +348,27 @@ fn mapped_doorbells_survive_hand_overs() {
     assert_eq!(count("doorbells_of_processes"), 0, "a doorbell was a message");
     assert!(count("doorbell_faults") > 2, "the pages were taken away");
     drop(pair);
-    place.daemon.wait();
+    place.exit();
 }
 
 /// A VMM survives the worker process of its network at any moment: its page touches are still answered. The same holds
 /// for a worker that has taken the network over.
 #[test]
 fn a_vmm_outlives_the_process_of_its_network() {
-    let Some(daemon) = Daemon::start(["mapped", "trapped"], &[]) else { return };
-    if let Some(reason) = daemon.report(1)["doorbells"]["unguarded"].as_str() {
+    let Some(daemon) = start(["mapped", "trapped"]) else { return };
+    if let Some(reason) = report(&daemon, 1)["doorbells"]["unguarded"].as_str() {
         skipped(reason);
         return;
     }
-    let mut client = Raw::connect(&daemon.socket(1));
-    client.negotiate();
-    let (_, files) = client.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, 64));
+    let mut vmm = client(&daemon, 1);
+    let (_, files) = vmm.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, 64));
     let mapping = Mapping::new(&files[0], 1024);
     drop(files);
     mapping.store(1);
-    daemon.run(&["upgrade"]);
+    daemon.run("upgrade");
     mapping.store(1);
-    let worker = || -> Option<i32> {
-        let status: Value = serde_json::from_str(&daemon.run(&["status", "--json"])).unwrap();
-        status["networks"][0]["pid"].as_i64().map(|pid| pid.try_into().unwrap())
-    };
-    let first = worker().unwrap();
-    let signal = |signal| kill_process(Pid::from_raw(first).unwrap(), signal).unwrap();
+    let first = daemon.worker("default");
+    let signal = |signal| kill_process(first, signal).unwrap();
     signal(Signal::STOP);
     let touching = thread::spawn(move || {
         mapping.store(2);
@@ -422,16 +376,16 @@ fn a_vmm_outlives_the_process_of_its_network() {
     });
     signal(Signal::KILL);
     let mapping = finish(touching);
-    wait_for("the next worker", || worker().filter(|pid| *pid != first));
+    let next = |network: &Value| network["state"] == "running" && network["pid"] != first.as_raw_nonzero().get();
+    daemon.wait_network("default", next);
     (1..1024).for_each(|page| mapping.store(page));
     // The next worker exports other pages.
-    let mut client = Raw::connect(&daemon.socket(1));
-    client.negotiate();
-    let (_, files) = client.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, 64));
+    let mut vmm = client(&daemon, 1);
+    let (_, files) = vmm.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, 64));
     let next = Mapping::new(&files[0], 1024);
     drop(files);
     next.store(1);
-    wait_for("a fault", || (daemon.count(1, "doorbell_faults") == 1).then_some(()));
+    wait_for("a fault", || (count(&daemon, 1, "doorbell_faults") == 1).then_some(()));
     // Finally the daemon itself ends.
     drop(daemon);
     for mapping in [&mapping, &next] {

@@ -2,82 +2,49 @@
 //! are gone.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::path::PathBuf;
-use std::process::Command;
 
-use crate::common::process::Daemon;
+use crate::common::daemon::{Running, TestDaemon};
 use crate::common::traffic::{Guest, gid, mac};
 use pvrdma_dev::testing::{Buffer, Cq, Mr, Path, Pd, Qp, QpInit, RecvWr, SendWr, access, wait_for};
 use pvrdma_verbs_types::Sge;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 /// Bytes of a buffer.
 const LENGTH: usize = 8192;
 
-/// A daemon whose log is in a file.
-struct Host {
-    folder: TempDir,
-    daemon: Daemon,
+/// Starts a daemon with devices of these numbers, in the network `red` with an uplink.
+fn start(uplink: &str, numbers: &[u8]) -> Running {
+    // The option has precedence over the variable, in the processes of networks as well.
+    let daemon = TestDaemon::new().env("RUST_LOG", "off").arg("--log-level=info");
+    let daemon = daemon.network("red", &format!("uplink={uplink}"));
+    let device = |daemon: TestDaemon, &number| daemon.device(&format!("vm{number}"), number, "network=red,address=any");
+    numbers.iter().fold(daemon, device).start()
 }
 
-impl Host {
-    /// Starts a daemon with devices of these numbers, in the network `red` with an uplink.
-    fn start(uplink: &str, numbers: &[u8]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name).display().to_string();
-        let mut command = Command::new(PROGRAM);
-        // The option has precedence over the variable, in the processes of networks as well.
-        command.env("RUST_LOG", "off").args(["--log-level", "info"]).stderr(File::create(path("log")).unwrap());
-        // With `strict`, a system call outside the filter kills the process, and the test fails.
-        command.args(["--sandbox", "strict", "--network", &format!("name=red,uplink={uplink}")]);
-        for &number in numbers {
-            let device = format!("name=vm{number},network=red,socket={}", path(&format!("vm{number}")));
-            command.args(["--device", &format!("{device},mac=52:54:00:00:03:{number:02x},pin=off,address=any")]);
-        }
-        command.args(["--control", &path("control")]);
-        let daemon = Daemon::start(&mut command);
-        Self { folder, daemon }
-    }
+/// Runs `status --check`. Returns `true` for the status 0, and its output.
+fn check_status(host: &Running) -> (bool, String) {
+    let output = host.command("status --check").output().unwrap();
+    (output.status.success(), String::from_utf8(output.stdout).unwrap())
+}
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
+fn guest(host: &Running, number: u8) -> Guest {
+    host.guest(&format!("vm{number}"), number)
+}
 
-    fn run(&self, arguments: &[&str]) -> String {
-        let output = Command::new(PROGRAM).args(arguments).arg("--control").arg(self.path("control")).output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// Runs `status --check`. Returns `true` for the status 0, and its output.
-    fn probe(&self) -> (bool, String) {
-        let mut command = Command::new(PROGRAM);
-        let output = command.args(["status", "--check", "--control"]).arg(self.path("control")).output().unwrap();
-        (output.status.success(), String::from_utf8(output.stdout).unwrap())
-    }
-
-    fn guest(&self, number: u8) -> Guest {
-        Guest::new(number, &self.path(&format!("vm{number}")))
-    }
-
-    /// Returns device, number of the queue pair and cause of each failure.
-    fn failures(&self) -> Vec<(String, u64, String)> {
-        let shown: Value = serde_json::from_str(&self.run(&["show", "failures", "--json"])).unwrap();
-        assert_eq!(shown["silent"], json!([]));
-        let failures = shown["failures"].as_array().unwrap().iter();
-        let text = |value: &Value| value.as_str().unwrap().to_owned();
-        failures
-            .map(|failed| {
-                let cause = text(&failed["cause"]);
-                assert_eq!(failed["help"], format!("docs/troubleshooting.md#{cause}"));
-                assert_eq!(failed["network"], "red");
-                (text(&failed["device"]), failed["qpn"].as_u64().unwrap(), cause)
-            })
-            .collect()
-    }
+/// Returns device, number of the queue pair and cause of each failure.
+fn failures(host: &Running) -> Vec<(String, u64, String)> {
+    let shown: Value = serde_json::from_str(&host.run("show failures --json")).unwrap();
+    assert_eq!(shown["silent"], json!([]));
+    let failures = shown["failures"].as_array().unwrap().iter();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    failures
+        .map(|failed| {
+            let cause = text(&failed["cause"]);
+            assert_eq!(failed["help"], format!("docs/troubleshooting.md#{cause}"));
+            assert_eq!(failed["network"], "red");
+            (text(&failed["device"]), failed["qpn"].as_u64().unwrap(), cause)
+        })
+        .collect()
 }
 
 /// Timeout code of a connection, and its number of retries.
@@ -345,7 +312,7 @@ const INCIDENTS: [Incident; 20] = [
 type Expected = Vec<(String, u64, String)>;
 
 /// Lets an incident happen between two guests. Returns the failures that it has to cause; the queue pairs are gone.
-fn seed(incident: &Incident, guests: [&Guest; 2], hosts: [&Host; 2], causes: [Option<&str>; 2]) -> Expected {
+fn seed(incident: &Incident, guests: [&Guest; 2], hosts: [&Running; 2], causes: [Option<&str>; 2]) -> Expected {
     // The completion queue of the sender is small, so that it can overrun.
     let (mut left, mut right) = (End::new(guests[0], 8), End::new(guests[1], 64));
     // If a connection to a busy peer ran out of retries, it would report that in place of the cause.
@@ -358,7 +325,7 @@ fn seed(incident: &Incident, guests: [&Guest; 2], hosts: [&Host; 2], causes: [Op
     for ((host, (device, qpn)), cause) in hosts.into_iter().zip(ends).zip(causes) {
         if let Some(cause) = cause {
             let failed = (device, qpn, cause.to_owned());
-            wait_for(incident.name, || host.failures().contains(&failed).then_some(()));
+            wait_for(incident.name, || failures(host).contains(&failed).then_some(()));
             expected.push(failed);
         }
     }
@@ -368,13 +335,13 @@ fn seed(incident: &Incident, guests: [&Guest; 2], hosts: [&Host; 2], causes: [Op
 }
 
 /// Checks that a host tells of exactly these failures.
-fn check(host: &Host, mut expected: Expected) {
-    let mut shown = host.failures();
+fn check(host: &Running, mut expected: Expected) {
+    let mut shown = failures(host);
     shown.sort();
     expected.sort();
     assert_eq!(shown, expected, "show failures");
 
-    let metrics = host.run(&["status", "--format", "openmetrics"]);
+    let metrics = host.run("status --format openmetrics");
     let mut counts = BTreeMap::<_, u64>::new();
     expected.iter().for_each(|(device, _, cause)| *counts.entry((device, cause)).or_default() += 1);
     for ((device, cause), count) in counts {
@@ -382,8 +349,8 @@ fn check(host: &Host, mut expected: Expected) {
         let sample = format!("pvrdma_queue_pairs_failed_total{{{labels}}} {count}.0");
         assert!(metrics.lines().any(|line| line == sample), "{sample}\n{metrics}");
     }
-    let log = fs::read_to_string(host.path("log")).unwrap();
-    let events = host.run(&["events", "--last", "1000"]);
+    let log = host.log();
+    let events = host.run("events --last 1000");
     let events: Vec<Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     for (device, qpn, cause) in &expected {
         let (begin, middle) = (format!("{device}: QP {qpn:#08x} to "), format!(" failed ({cause}) by its "));
@@ -401,11 +368,10 @@ const EACH: usize = 4;
 #[test]
 fn incidents_within_a_host_are_distinguished() {
     let folder = tempfile::tempdir().unwrap();
-    let host =
-        Host::start(&format!("unix:{}", folder.path().join("uplink").display()), &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+    let host = start(&format!("unix:{}", folder.path().join("uplink").display()), &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
     let mut expected = Vec::new();
     for (pair, incidents) in (0..).zip(INCIDENTS.chunks(EACH)) {
-        let guests = [1, 2].map(|number| host.guest(2 * pair + number));
+        let guests = [1, 2].map(|number| guest(&host, 2 * pair + number));
         for incident in incidents {
             expected.extend(seed(incident, guests.each_ref(), [&host; 2], incident.causes));
         }
@@ -413,24 +379,24 @@ fn incidents_within_a_host_are_distinguished() {
     check(&host, expected.clone());
 
     // The list can be restricted, and remains when the device is gone.
-    let of = |arguments: &[&str]| host.run(&[&["show", "failures"], arguments].concat());
+    let of = |arguments: &str| host.run(&format!("show failures {arguments}"));
     let own = expected.iter().filter(|(device, ..)| device == "vm1").count();
-    assert_eq!(of(&["--device", "vm1"]).matches(" vm1: QP ").count(), own);
-    assert_eq!(of(&["--since", "2999-01-01T00:00Z"]), "no failed queue pairs\n");
-    host.run(&["remove", "--device", "vm1"]);
-    assert_eq!(of(&["--device", "vm1", "--since", "1h"]).matches(" vm1: QP ").count(), own);
-    assert!(host.run(&["status"]).contains("vm2: queue pairs failed: "));
+    assert_eq!(of("--device vm1").matches(" vm1: QP ").count(), own);
+    assert_eq!(of("--since 2999-01-01T00:00Z"), "no failed queue pairs\n");
+    host.run("remove --device vm1");
+    assert_eq!(of("--device vm1 --since 1h").matches(" vm1: QP ").count(), own);
+    assert!(host.run("status").contains("vm2: queue pairs failed: "));
 }
 
 #[test]
 fn incidents_between_hosts_are_distinguished() {
     let folder = tempfile::tempdir().unwrap();
     let uplink = folder.path().join("uplink");
-    let near = Host::start(&format!("unix:{}", uplink.display()), &[1, 3, 5, 7, 9, 11]);
-    let mut far = Host::start(&format!("unix-connect:{}", uplink.display()), &[2, 4, 6, 8, 10, 12]);
+    let near = start(&format!("unix:{}", uplink.display()), &[1, 3, 5, 7, 9, 11]);
+    let mut far = start(&format!("unix-connect:{}", uplink.display()), &[2, 4, 6, 8, 10, 12]);
     let (mut mine, mut theirs) = (Vec::new(), Vec::new());
     for (pair, incidents) in (0..).zip(INCIDENTS.chunks(EACH)) {
-        let guests = [near.guest(2 * pair + 1), far.guest(2 * pair + 2)];
+        let guests = [guest(&near, 2 * pair + 1), guest(&far, 2 * pair + 2)];
         for incident in incidents {
             for failed in seed(incident, guests.each_ref(), [&near, &far], incident.causes_on_the_wire()) {
                 if failed.0 == format!("vm{}", guests[0].number) { mine.push(failed) } else { theirs.push(failed) }
@@ -438,21 +404,21 @@ fn incidents_between_hosts_are_distinguished() {
         }
     }
     check(&far, theirs);
-    assert_eq!(near.probe(), (true, String::new()));
+    assert_eq!(check_status(&near), (true, String::new()));
     // The other host goes away.
-    let guests = [near.guest(11), far.guest(12)];
+    let guests = [guest(&near, 11), guest(&far, 12)];
     let (mut left, mut right) = (End::new(&guests[0], 8), End::new(&guests[1], 8));
     left.connect(&right, NONE);
     right.connect(&left, NONE);
     right.receive(100);
     left.send(100);
     left.cq.wait();
-    far.daemon.kill();
+    far.kill();
     left.send(100);
     let failed = ("vm11".to_owned(), u64::from(left.qp.qpn), "retry-exceeded".to_owned());
-    wait_for("a host that has gone", || near.failures().contains(&failed).then_some(()));
+    wait_for("a host that has gone", || failures(&near).contains(&failed).then_some(()));
     let problem = format!("network red: unix:{} is down\n", uplink.display());
-    wait_for("a problem", || (near.probe() == (false, problem.clone())).then_some(()));
+    wait_for("a problem", || (check_status(&near) == (false, problem.clone())).then_some(()));
     left.destroy();
     mine.push(failed);
     check(&near, mine);

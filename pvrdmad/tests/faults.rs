@@ -1,55 +1,26 @@
 //! Faults on request in a network without an uplink, as guests and `status` see them.
 
 use std::fs;
-use std::process::Command;
 
+use crate::common::daemon::{Running, TestDaemon};
 use crate::common::patient::PatientVmm;
-use crate::common::process::Daemon;
 use crate::common::traffic::{Guest, gid, mac, transfer};
 use pvrdma_dev::testing::{AsyncEntry, Buffer, Cq, Mr, Path, Pd, Qp, QpInit, RecvWr, SendWr, access, status};
 use serde_json::Value;
-use tempfile::TempDir;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
-
-struct Host {
-    folder: TempDir,
-    _daemon: Daemon,
+/// Starts a daemon with `vm1` and `vm2` in one network without an uplink.
+fn start() -> Running {
+    let daemon = TestDaemon::new().network("red", "");
+    daemon.device("vm1", 1, "network=red,address=any").device("vm2", 2, "network=red,address=any").start()
 }
 
-impl Host {
-    /// Starts a daemon with `vm1` and `vm2` in one network without an uplink.
-    fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name).display().to_string();
-        let mut command = Command::new(PROGRAM);
-        command.args(["--sandbox", "strict", "--network", "name=red"]);
-        for number in [1, 2] {
-            let device = format!("name=vm{number},network=red,socket={}", path(&format!("vm{number}")));
-            command.args(["--device", &format!("{device},mac=52:54:00:00:03:{number:02x},pin=off,address=any")]);
-        }
-        command.args(["--control", &path("control")]);
-        let daemon = Daemon::start(&mut command);
-        Self { folder, _daemon: daemon }
-    }
-
-    fn run(&self, words: &[&str]) -> Result<String, String> {
-        let mut command = Command::new(PROGRAM);
-        let output = command.args(words).arg("--control").arg(self.folder.path().join("control")).output().unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
-    }
-
-    /// Returns the rules of a device, each with the numbers of times and of faults.
-    fn faults(&self, number: usize) -> Vec<(String, u64, u64)> {
-        let shown: Value = serde_json::from_str(&self.run(&["status", "--json"]).unwrap()).unwrap();
-        let faults = shown["devices"][number - 1]["faults"].as_array().cloned().unwrap_or_default();
-        let count = |fault: &Value, name: &str| fault[name].as_u64().unwrap();
-        let row = |fault: &Value| {
-            (fault["rule"].as_str().unwrap().to_owned(), count(fault, "seen"), count(fault, "happened"))
-        };
-        faults.iter().map(row).collect()
-    }
+/// Returns the rules of a device, each with the numbers of times and of faults.
+fn faults(host: &Running, device: &str) -> Vec<(String, u64, u64)> {
+    let faults = host.report(device)["faults"].as_array().cloned().unwrap_or_default();
+    let count = |fault: &Value, name: &str| fault[name].as_u64().unwrap();
+    let row =
+        |fault: &Value| (fault["rule"].as_str().unwrap().to_owned(), count(fault, "seen"), count(fault, "happened"));
+    faults.iter().map(row).collect()
 }
 
 /// A connection from one guest to another, with memory at both ends.
@@ -121,36 +92,36 @@ fn send(from: &Guest, to: &Guest, count: u64) -> [Vec<u32>; 2] {
 
 #[test]
 fn guests_see_requested_faults_without_an_uplink() {
-    let host = Host::start();
-    let (a, b) = (Guest::new(1, &host.folder.path().join("vm1")), Guest::new(2, &host.folder.path().join("vm2")));
+    let host = start();
+    let (a, b) = (host.guest("vm1", 1), host.guest("vm2", 2));
     let good = status::SUCCESS;
-    host.run(&["fault", "--device", "vm2", "receive-length/nth:3"]).unwrap();
+    host.run("fault --device vm2 receive-length/nth:3");
     assert_eq!(send(&a, &b, 4), [vec![good, good, status::REM_INV_REQ], vec![good, good, status::LOC_LEN]]);
-    assert_eq!(host.faults(2), [("receive-length/nth:3/times:1".to_owned(), 3, 1)]);
-    let shown = host.run(&["status"]).unwrap();
+    assert_eq!(faults(&host, "vm2"), [("receive-length/nth:3/times:1".to_owned(), 3, 1)]);
+    let shown = host.run("status");
     assert!(shown.contains("vm2: fault receive-length/nth:3/times:1 (happened 1 times in 3)"), "{shown}");
     // New rules replace the old ones and their counts.
-    host.run(&["fault", "--device", "vm2", "loss/times:always", "rnr/every:1000"]).unwrap();
+    host.run("fault --device vm2 loss/times:always rnr/every:1000");
     assert_eq!(send(&a, &b, 1)[0], [status::RETRY_EXC]);
-    assert_eq!(host.faults(2).len(), 2);
+    assert_eq!(faults(&host, "vm2").len(), 2);
     // The other device has none, and they outlive the process of the network.
-    assert!(host.faults(1).is_empty());
-    host.run(&["upgrade", "--network", "red"]).unwrap();
-    assert_eq!(host.faults(2)[0], ("loss/nth:1/times:always".to_owned(), 0, 0));
+    assert!(faults(&host, "vm1").is_empty());
+    host.run("upgrade --network red");
+    assert_eq!(faults(&host, "vm2")[0], ("loss/nth:1/times:always".to_owned(), 0, 0));
     assert_eq!(send(&a, &b, 1)[0], [status::RETRY_EXC]);
-    host.run(&["fault", "--device", "vm2", "off"]).unwrap();
-    assert!(host.faults(2).is_empty());
+    host.run("fault --device vm2 off");
+    assert!(faults(&host, "vm2").is_empty());
     transfer(&a, &b, 5);
 }
 
 #[test]
 fn a_file_sets_the_faults_of_several_devices() {
-    let host = Host::start();
-    let file = host.folder.path().join("faults");
+    let host = start();
+    let file = host.path("faults");
     let path = file.display().to_string();
     fs::write(&file, "vm1 local-protection/nth:2 # a bad key\nvm2 rnr/times:3\nvm2 remote-access\n").unwrap();
-    host.run(&["fault", "--file", &path]).unwrap();
-    assert_eq!([1, 2].map(|number| host.faults(number).len()), [1, 2]);
+    host.run(&format!("fault --file {path}"));
+    assert_eq!(["vm1", "vm2"].map(|device| faults(&host, device).len()), [1, 2]);
     // All devices are checked before the first one changes.
     let too_many = format!("vm1 rnr\n{}", "vm2 rnr\n".repeat(65));
     for (text, words) in [
@@ -159,16 +130,16 @@ fn a_file_sets_the_faults_of_several_devices() {
         (&too_many, "device vm2: a device has at most 64 faults"),
     ] {
         fs::write(&file, text).unwrap();
-        let problem = host.run(&["fault", "--file", &path]).unwrap_err();
+        let problem = host.try_run(&format!("fault --file {path}")).unwrap_err();
         assert!(problem.contains(words), "{problem}");
-        assert_eq!(host.faults(1)[0].0, "local-protection/nth:2/times:1", "{text}");
+        assert_eq!(faults(&host, "vm1")[0].0, "local-protection/nth:2/times:1", "{text}");
     }
-    for wrong in [["--network", "red", "rnr"], ["--device", "vm1", "loss:0.1"], ["--device", "vm9", "rnr"]] {
-        assert!(host.run(&[&["fault"][..], &wrong].concat()).is_err(), "{wrong:?}");
+    for wrong in ["--network red rnr", "--device vm1 loss:0.1", "--device vm9 rnr"] {
+        assert!(host.try_run(&format!("fault {wrong}")).is_err(), "{wrong}");
     }
-    let many = vec!["rnr"; 65];
-    assert!(host.run(&[&["fault", "--device", "vm1"][..], &many].concat()).unwrap_err().contains("at most 64"));
-    assert_eq!(host.faults(2).len(), 2);
+    let many = format!("fault --device vm1{}", " rnr".repeat(65));
+    assert!(host.try_run(&many).unwrap_err().contains("at most 64"));
+    assert_eq!(faults(&host, "vm2").len(), 2);
 }
 
 /// Asynchronous events of the port.
@@ -181,27 +152,24 @@ const FATAL: AsyncEntry = AsyncEntry { kind: 8, info: 0 };
 /// The guest is told that its link or its GID goes and returns, and its connections fail meanwhile.
 #[test]
 fn links_and_addresses_go_and_return() {
-    let host = Host::start();
-    let (a, b) = (Guest::new(1, &host.folder.path().join("vm1")), Guest::new(2, &host.folder.path().join("vm2")));
+    let host = start();
+    let (a, b) = (host.guest("vm1", 1), host.guest("vm2", 2));
     let good = status::SUCCESS;
-    let port = || {
-        let shown: Value = serde_json::from_str(&host.run(&["status", "--json"]).unwrap()).unwrap();
-        shown["devices"][0]["port"].as_str().unwrap().to_owned()
-    };
+    let port = || host.report("vm1")["port"].as_str().unwrap().to_owned();
     for (rule, gone, [down, up], word) in [
         ("link-down/nth:2", PORT_ERR, [PORT_ERR, PORT_ACTIVE], "down"),
         ("gid-removed/nth:2", GID_CHANGE, [GID_CHANGE, GID_CHANGE], "active"),
     ] {
-        host.run(&["fault", "--device", "vm1", rule]).unwrap();
+        host.run(&format!("fault --device vm1 {rule}"));
         assert_eq!(send(&a, &b, 3), [vec![good, status::RETRY_EXC], vec![good]], "{rule}");
         assert_eq!((a.driver.wait_async_event(), port()), (vec![gone], word.to_owned()), "{rule}");
         assert_eq!((send(&a, &b, 1)[0].clone(), down), (vec![status::RETRY_EXC], gone));
-        host.run(&["fault", "--device", "vm1", "off"]).unwrap();
+        host.run("fault --device vm1 off");
         assert_eq!((a.driver.wait_async_event(), port()), (vec![up], "active".to_owned()), "{rule}");
         transfer(&a, &b, 5);
     }
     // By time, without a request.
-    host.run(&["fault", "--device", "vm1", "link-down/after:10ms/for:10ms"]).unwrap();
+    host.run("fault --device vm1 link-down/after:10ms/for:10ms");
     let mut events = a.driver.wait_async_event();
     while events.len() < 2 {
         events.extend(a.driver.wait_async_event());
@@ -213,16 +181,16 @@ fn links_and_addresses_go_and_return() {
 
 #[test]
 fn a_device_fails_and_its_driver_starts_it_again() {
-    let host = Host::start();
-    let vm = PatientVmm::connect(&host.folder.path().join("vm1"), 16 << 20);
+    let host = start();
+    let vm = PatientVmm::connect(&host.path("vm1"), 16 << 20);
     let load = || {
         let driver = vm.load().unwrap();
         driver.bind_gid(0, gid(1)).unwrap();
         Guest { number: 1, driver }
     };
-    let (a, b) = (load(), Guest::new(2, &host.folder.path().join("vm2")));
+    let (a, b) = (load(), host.guest("vm2", 2));
     let good = status::SUCCESS;
-    host.run(&["fault", "--device", "vm1", "device-fatal/nth:3"]).unwrap();
+    host.run("fault --device vm1 device-fatal/nth:3");
     let mut connection = Connection::new(&a, &b);
     assert_eq!(connection.send(2), [[good, good], [good, good]]);
     connection.left.post_send(&[SendWr::send(3, &[connection.mine.0.sge(&connection.mine.1, 0, 64)])]).unwrap();
@@ -231,12 +199,11 @@ fn a_device_fails_and_its_driver_starts_it_again() {
     assert!(a.driver.query_port().is_err());
     connection.right.post_send(&[SendWr::send(4, &[connection.theirs.0.sge(&connection.theirs.1, 0, 64)])]).unwrap();
     assert_eq!(connection.rcq.wait().status, status::RETRY_EXC);
-    let shown: Value = serde_json::from_str(&host.run(&["status", "--json"]).unwrap()).unwrap();
-    assert_eq!(shown["devices"][0]["recovery"], serde_json::json!({"told": true, "problem": null}));
+    assert_eq!(host.report("vm1")["recovery"], serde_json::json!({"told": true, "problem": null}));
     drop(connection);
     a.driver.remove();
     transfer(&load(), &b, 5);
-    assert_eq!(host.faults(1)[0].2, 1);
+    assert_eq!(faults(&host, "vm1")[0].2, 1);
 }
 
 /// The files of `docs/incidents/` have the effects that `docs/faults.md` describes.
@@ -249,16 +216,15 @@ fn public_incidents_are_replayed() {
         ("spdk-1387", status::REM_ACCESS, good),
         ("ucx-7416", status::RETRY_EXC, status::RETRY_EXC),
     ] {
-        let host = Host::start();
-        let path = |name| host.folder.path().join(name);
-        let (a, b) = (Guest::new(1, &path("vm1")), Guest::new(2, &path("vm2")));
+        let host = start();
+        let (a, b) = (host.guest("vm1", 1), host.guest("vm2", 2));
         let file = format!("{}/../docs/incidents/{name}.txt", env!("CARGO_MANIFEST_DIR"));
-        host.run(&["fault", "--file", &file]).unwrap();
+        host.run(&format!("fault --file {file}"));
         let mut old = Connection::new(&a, &b);
         assert_eq!(old.write(old.target(), 9), [good, good, first], "{name}");
         let mut new = Connection::new(&a, &b);
         assert_eq!(new.write(new.target(), 1), [again], "{name}");
-        host.run(&["fault", "--device", "vm2", "off"]).unwrap();
+        host.run("fault --device vm2 off");
         let mut new = Connection::new(&a, &b);
         assert_eq!(new.write(new.target(), 9), [good; 9], "{name}");
     }

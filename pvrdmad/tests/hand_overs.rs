@@ -5,7 +5,7 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use crate::common::place::Place;
+use crate::common::place::{DEVICES, one_network};
 use crate::common::process::{children, role};
 use pvrdma_dev::testing::wait_for;
 use pvrdmad::testing::beside_traffic;
@@ -30,11 +30,11 @@ fn descriptors(daemon: u32) -> BTreeMap<String, usize> {
 
 #[test]
 fn hand_overs_follow_each_other() {
-    let mut place = Place::start("network");
-    let mut pair = place.pair();
+    let mut host = one_network("").start();
+    let mut pair = host.pair(DEVICES);
     let mut times = Vec::new();
     let mut hand_over = || {
-        let upgraded = place.run(&["upgrade"]).unwrap();
+        let upgraded = host.run("upgrade");
         let time = upgraded.trim().strip_prefix("network a: upgraded in ").unwrap_or_else(|| panic!("{upgraded}"));
         times.push(time.split(' ').next().unwrap().parse::<f64>().unwrap());
         thread::sleep(PAUSE);
@@ -42,19 +42,19 @@ fn hand_overs_follow_each_other() {
     let mut before = BTreeMap::new();
     beside_traffic(&mut pair, || {
         (0..10).for_each(|_| hand_over());
-        before = descriptors(place.daemon.id());
+        before = descriptors(host.id());
         (10..hand_overs()).for_each(|_| hand_over());
     });
     times.sort_by(f64::total_cmp);
     // For people who compare releases.
     println!("{} hand-overs: median {} ms, longest {} ms", times.len(), times[times.len() / 2], times[times.len() - 1]);
-    let network = place.network();
+    let network = host.network("a");
     assert_eq!((&network["restarts"], &network["lost_vms"]), (&0.into(), &serde_json::json!([])), "{network:#}");
     // The daemon may still be closing the connection of the last command.
     wait_for("no more descriptors than before", || {
-        let after = descriptors(place.daemon.id());
+        let after = descriptors(host.id());
         after.iter().all(|(role, count)| before.get(role).is_some_and(|most| count <= most)).then_some(())
     });
     drop(pair);
-    place.daemon.stop();
+    host.stop();
 }

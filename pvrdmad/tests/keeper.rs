@@ -3,96 +3,37 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use crate::common::daemon::{Running, TestDaemon};
 use crate::common::endless_close::EndlessClose;
-use crate::common::process::{Daemon, children};
-use crate::common::remote::probe;
+use crate::common::process::children;
 use crate::common::{EINVAL, PATIENCE, Raw, irqs_body, map_body, memfd, send, take_signals};
 use pvrdma_verbs::testing::skipped;
 use pvrdma_vfio_user_server::message::{self, HEADER_SIZE, Header};
-use pvrdmad::testing::{Pair, beside_traffic};
+use pvrdmad::testing::beside_traffic;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
-use tempfile::TempDir;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 const MAP: message::Command = message::Command::DMA_MAP;
 const IRQS: message::Command = message::Command::DEVICE_SET_IRQS;
 
-/// A daemon with the network `a` and the devices `a1` to `a3`. The last one has a network function.
-struct Place {
-    daemon: Daemon,
-    folder: TempDir,
+/// Starts a daemon with the network `a` and the devices `a1` to `a3`. The last one has a network function.
+fn start() -> Running {
+    let daemon = TestDaemon::new().network("a", "");
+    let daemon = daemon.device("a1", 1, "network=a,seed=1").device("a2", 2, "network=a,seed=2");
+    daemon.device("a3", 3, "network=a,seed=3,nic-socket=FOLDER/nic").start()
 }
 
-impl Place {
-    fn start(arguments: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mut command = Command::new(PROGRAM);
-        // With `strict`, a system call outside the filter kills the process, and the test fails.
-        command.args(["--sandbox", "strict", "--control"]).arg(folder.path().join("control")).args(arguments);
-        command.args(["--network", "name=a"]);
-        for number in 1..=3 {
-            let path = |name: String| folder.path().join(name).display().to_string();
-            let socket = path(format!("a{number}"));
-            let nic = if number == 3 { format!(",nic-socket={}", path("nic".to_owned())) } else { String::new() };
-            command.arg("--device").arg(format!(
-                "name=a{number},network=a,socket={socket},mac=52:54:00:00:04:0{number},pin=off,seed={number}{nic}"
-            ));
-        }
-        let log = std::env::var_os("KEEPER_LOG").map_or_else(Stdio::null, |_| Stdio::inherit());
-        let daemon = Daemon::start(command.stderr(log));
-        Self { daemon, folder }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn run(&self, words: &[&str]) -> String {
-        let mut command = Command::new(PROGRAM);
-        let output = command.args(words).arg("--control").arg(self.path("control")).output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn status(&self) -> Value {
-        serde_json::from_str(&self.run(&["status", "--json"])).unwrap()
-    }
-
-    /// Waits until `is` accepts the status.
-    #[track_caller]
-    fn wait(&self, is: impl Fn(&Value) -> bool) -> Value {
-        let start = Instant::now();
-        loop {
-            let status = self.status();
-            if is(&status) {
-                return status;
-            }
-            assert!(start.elapsed() < PATIENCE, "{status:#}");
-        }
-    }
-
-    fn client(&self, socket: &str) -> Raw {
-        let mut client = Raw::connect(&self.path(socket));
-        client.negotiate();
-        client
-    }
-
-    /// Returns the keeper processes with their devices.
-    fn keepers(&self) -> Vec<(i32, String)> {
-        let words = |pid: String| -> Option<(i32, String)> {
-            let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
-            let words: Vec<_> = line.split('\0').collect();
-            (words.get(1) == Some(&"keeper")).then(|| (pid.parse().unwrap(), words[3].to_owned()))
-        };
-        let mut found: Vec<_> = children(self.daemon.id()).into_iter().filter_map(words).collect();
-        found.sort();
-        found
-    }
+/// Returns the keeper processes with their devices.
+fn keepers(daemon: &Running) -> Vec<(i32, String)> {
+    let words = |pid: String| -> Option<(i32, String)> {
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+        let words: Vec<_> = line.split('\0').collect();
+        (words.get(1) == Some(&"keeper")).then(|| (pid.parse().unwrap(), words[3].to_owned()))
+    };
+    let mut found: Vec<_> = children(daemon.id()).into_iter().filter_map(words).collect();
+    found.sort();
+    found
 }
 
 /// Maps memory and sets an interrupt, which both need valid descriptors.
@@ -114,10 +55,10 @@ fn a_close_that_never_returns_ends_the_connection_of_its_client() {
         Ok(files) => files,
         Err(reason) => return skipped(&reason),
     };
-    let mut place = Place::start(&[]);
+    let mut place = start();
     let (file, event) = (files.open(), crate::common::eventfd());
     let worker = place.status()["networks"][0]["pid"].clone();
-    let mut pair = Pair::new([1, 2].map(|number| probe(&place.path(&format!("a{number}")), 16 << 20)));
+    let mut pair = place.pair(["a1", "a2"]);
     let mut nic = place.client("nic");
     let two = [event.as_fd(), file.as_fd()];
     let cases: [(message::Command, Vec<u8>, &[BorrowedFd<'_>]); 4] = [
@@ -142,7 +83,7 @@ fn a_close_that_never_returns_ends_the_connection_of_its_client() {
             works(&mut nic);
         }
     }
-    let text = place.run(&["status"]);
+    let text = place.run("status");
     assert!(text.contains("the keeper of device a3") && text.contains("/sys/fs/fuse/connections"), "{text}");
     Raw::connect(&place.path("a3")).wait_hang_up();
     // The device stays without a keeper until one of the stuck keepers ends.
@@ -151,7 +92,7 @@ fn a_close_that_never_returns_ends_the_connection_of_its_client() {
     works(&mut place.client("a3"));
     pair.exchange();
     assert_eq!(place.status()["networks"][0]["pid"], worker);
-    place.daemon.stop();
+    place.stop();
 }
 
 #[test]
@@ -160,14 +101,14 @@ fn a_daemon_ends_although_a_keeper_does_not() {
         Ok(files) => files,
         Err(reason) => return skipped(&reason),
     };
-    let mut place = Place::start(&[]);
+    let mut place = start();
     let file = files.open();
     let mut clients = ["a1", "a2", "a3"].map(|name| place.client(name));
     for (count, client) in clients.iter_mut().enumerate() {
         client.send(MAP, 0, &map_body(3, 0, 0, 1 << 20), &[file.as_fd()]);
         files.wait_held(count + 1);
     }
-    place.daemon.stop();
+    place.stop();
 }
 
 /// Descriptors that a message must not carry are not received at all, so the server need not close them.
@@ -177,7 +118,7 @@ fn descriptors_where_none_belong_are_never_received() {
         Ok(files) => files,
         Err(reason) => return skipped(&reason),
     };
-    let mut place = Place::start(&[]);
+    let mut place = start();
     let file = files.open();
     let commands = (0..20).map(message::Command).filter(|&command| command != MAP && command != IRQS);
     let mut client = place.client("a3");
@@ -205,17 +146,17 @@ fn descriptors_where_none_belong_are_never_received() {
     drop(file);
     works(&mut place.client("a2"));
     assert_eq!(files.wait_held(0), [0; 0]);
-    place.daemon.stop();
+    place.stop();
 }
 
 #[test]
 fn a_keeper_outlives_its_worker_and_is_replaced_when_it_ends() {
-    let mut place = Place::start(&[]);
+    let mut place = start();
     // There is no keeper before the first client.
-    assert_eq!(place.keepers(), []);
+    assert_eq!(keepers(&place), []);
     let (mut client, mut nic) = (place.client("a3"), place.client("nic"));
     works(&mut client);
-    let [(first, name)] = &place.keepers()[..] else { unreachable!("one keeper") };
+    let [(first, name)] = &keepers(&place)[..] else { unreachable!("one keeper") };
     assert_eq!(name, "a3");
     let kill = |pid: i32| kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     kill(*first);
@@ -228,7 +169,7 @@ fn a_keeper_outlives_its_worker_and_is_replaced_when_it_ends() {
     // Both clients continue.
     works(&mut nic);
     works(&mut client);
-    let [(second, _)] = place.keepers()[..] else { unreachable!("one keeper") };
+    let [(second, _)] = keepers(&place)[..] else { unreachable!("one keeper") };
     assert_ne!(second, *first);
     kill(i32::try_from(place.status()["networks"][0]["pid"].as_i64().unwrap()).unwrap());
     place.wait(|status| {
@@ -238,12 +179,12 @@ fn a_keeper_outlives_its_worker_and_is_replaced_when_it_ends() {
     // It outlives its worker, and both clients continue.
     works(&mut client);
     works(&mut nic);
-    let [(third, _)] = place.keepers()[..] else { unreachable!("one keeper") };
+    let [(third, _)] = keepers(&place)[..] else { unreachable!("one keeper") };
     assert_eq!(third, second);
-    place.run(&["remove", "--device", "a3"]);
+    place.run("remove --device a3");
     let start = Instant::now();
-    while !place.keepers().is_empty() {
+    while !keepers(&place).is_empty() {
         assert!(start.elapsed() < PATIENCE);
     }
-    place.daemon.stop();
+    place.stop();
 }

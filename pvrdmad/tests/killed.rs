@@ -4,100 +4,54 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::thread;
 use std::time::Instant;
 
+use crate::common::PATIENCE;
 use crate::common::churn::beside_churn;
+use crate::common::daemon::{Running, TestDaemon, describe};
 use crate::common::patient::PatientVmm;
-use crate::common::process::{Daemon, children};
-use crate::common::remote::probe;
-use crate::common::{PATIENCE, Raw};
+use crate::common::process::children;
 use pvrdma_dev::testing::{AsyncEntry, Driver};
 use pvrdmad::testing::{Pair, beside_traffic};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::Value;
-use tempfile::TempDir;
 
 const MEMORY: u64 = 16 << 20;
 /// DEVICE_FATAL.
 const FATAL: AsyncEntry = AsyncEntry { kind: 8, info: 0 };
 /// Region of configuration space.
 const CONFIG: u32 = 7;
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
+/// Time for which a keeper holds its clients without a worker, in milliseconds.
+const LONG: u32 = 60_000;
+const BRIEF: u32 = 200;
 
-/// A daemon with the network `a` and the devices `a1` and `a2`, which have network functions. It is started any number
-/// of times.
-struct Place {
-    daemon: Option<Daemon>,
-    devices: Vec<String>,
-    /// Time for which a keeper holds its clients without a worker, in milliseconds.
-    alone: u32,
-    folder: TempDir,
+/// Returns a daemon with the network `a` and these numbers of the devices `a1` and `a2`, which have network functions.
+/// A keeper holds its clients without a worker for `alone` milliseconds.
+fn described(numbers: &[u8], alone: u32) -> TestDaemon {
+    let daemon = TestDaemon::new().network("a", "");
+    let device = |daemon: TestDaemon, number: &u8| {
+        daemon.device(&format!("a{number}"), *number, &format!("network=a,nic-socket=FOLDER/nic{number},seed={number}"))
+    };
+    let daemon = numbers.iter().fold(daemon, device);
+    daemon.env("PVRDMAD_CRASHES", "10").env("PVRDMAD_ALONE_MS", &alone.to_string())
 }
 
-impl Place {
-    fn start() -> Self {
-        let mut place = Self::new();
-        place.again();
-        place
-    }
+/// Starts a daemon with both devices.
+fn start() -> Running {
+    described(&[1, 2], LONG).start()
+}
 
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let device = |number: u8| {
-            let path = |name: &str| folder.path().join(format!("{name}{number}")).display().to_string();
-            let sockets = format!("socket={},nic-socket={}", path("a"), path("nic"));
-            format!("name=a{number},network=a,{sockets},mac=52:54:00:00:07:0{number},pin=off,seed={number}")
-        };
-        Self { daemon: None, devices: vec![device(1), device(2)], alone: 60_000, folder }
-    }
+/// Kills a daemon. Returns its processes.
+fn kill(daemon: &mut Running) -> BTreeSet<String> {
+    let children = children(daemon.id());
+    daemon.kill();
+    children
+}
 
-    fn command(&self) -> Command {
-        let mut command = Command::new(PROGRAM);
-        // With `strict`, a system call outside the filter kills the process, and the test fails.
-        command.args(["--sandbox=strict", "--network=name=a", "--control"]).arg(self.path("control"));
-        command.args(self.devices.iter().flat_map(|device| ["--device", device]));
-        command.env("PVRDMAD_CRASHES", "10").env("PVRDMAD_ALONE_MS", self.alone.to_string());
-        let log = std::env::var_os("CRASH_LOG").map_or_else(Stdio::null, |_| Stdio::inherit());
-        command.stderr(log);
-        command
-    }
-
-    /// Starts the daemon again.
-    fn again(&mut self) {
-        self.daemon = Some(Daemon::start(&mut self.command()));
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn keepers(&self) -> PathBuf {
-        self.path("control.keepers")
-    }
-
-    fn run(&self, words: &[&str]) -> String {
-        let output = Command::new(PROGRAM).args(words).arg("--control").arg(self.path("control")).output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn status(&self) -> Value {
-        serde_json::from_str(&self.run(&["status", "--json"])).unwrap()
-    }
-
-    /// Kills the daemon. Returns its processes.
-    fn kill(&mut self) -> BTreeSet<String> {
-        let mut daemon = self.daemon.take().unwrap();
-        let children = children(daemon.id());
-        daemon.kill();
-        children
-    }
-
-    fn stop(&mut self) {
-        self.daemon.take().unwrap().stop();
-    }
+fn keepers(daemon: &Running) -> PathBuf {
+    daemon.path("control.keepers")
 }
 
 /// Waits until these processes have ended.
@@ -116,13 +70,12 @@ fn wait_ends(processes: &BTreeSet<String>) {
 
 #[test]
 fn vms_survive_the_daemon_and_reload_their_drivers() {
-    let mut place = Place::start();
-    let other = Place::start();
+    let mut place = start();
+    let other = start();
     let vms = ["a1", "a2"].map(|name| PatientVmm::connect(&place.path(name), MEMORY));
-    let mut nic = Raw::connect(&place.path("nic1"));
-    nic.negotiate();
+    let mut nic = place.client("nic1");
     nic.write(CONFIG, 4, &[6, 0]);
-    let mut others = Pair::new(["a1", "a2"].map(|name| probe(&other.path(name), MEMORY)));
+    let mut others = other.pair(["a1", "a2"]);
     let mut processes = BTreeSet::new();
     for round in 0..3 {
         let drivers = vms.each_ref().map(|vm| vm.load().unwrap());
@@ -130,7 +83,7 @@ fn vms_survive_the_daemon_and_reload_their_drivers() {
         let events = vms.each_ref().map(|vm| vm.interrupts()[1]);
         beside_traffic(&mut others, || {
             beside_churn(drivers.each_ref(), || {
-                processes.extend(place.kill());
+                processes.extend(kill(&mut place));
                 place.again();
             });
         });
@@ -157,31 +110,25 @@ fn vms_survive_the_daemon_and_reload_their_drivers() {
     // A daemon that ends leaves nothing, not even the processes that it has not started itself.
     place.stop();
     wait_ends(&processes);
-    assert!(!place.keepers().exists());
-    assert_eq!(fs::read_dir(place.folder.path()).unwrap().count(), 0);
+    assert!(!keepers(&place).exists());
+    assert_eq!(fs::read_dir(place.folder()).unwrap().count(), 0);
     vms[0].raw(|raw| assert!(raw.try_receive().is_none()));
 }
 
 /// The client may not have noticed anything, and crashes of the worker are survived after that of the daemon.
 #[test]
 fn a_worker_crashes_after_the_daemon() {
-    let mut place = Place::start();
+    let mut place = start();
     let vm = PatientVmm::connect(&place.path("a1"), MEMORY);
-    let mut processes = place.kill();
+    let mut processes = kill(&mut place);
     place.again();
     let status = place.status();
     assert_eq!(status["networks"][0]["lost_vms"], Value::Array(Vec::new()), "{status:#}");
-    let worker = i32::try_from(status["networks"][0]["pid"].as_i64().unwrap()).unwrap();
     let driver = vm.load().unwrap();
-    rustix::process::kill_process(rustix::process::Pid::from_raw(worker).unwrap(), rustix::process::Signal::KILL)
-        .unwrap();
-    let start = Instant::now();
-    while place.status()["networks"][0]["restarts"] != 1 || place.status()["networks"][0]["state"] != "running" {
-        assert!(start.elapsed() < PATIENCE);
-    }
+    place.crash("a");
     assert_eq!(driver.async_events(), [FATAL]);
     driver.remove();
-    processes.extend(place.kill());
+    processes.extend(kill(&mut place));
     place.again();
     vm.load().unwrap().remove();
     place.stop();
@@ -191,34 +138,32 @@ fn a_worker_crashes_after_the_daemon() {
 /// A keeper that the next daemon does not find must not hold the VMM, which would wait for each answer in vain.
 #[test]
 fn keepers_without_a_daemon_end() {
-    let mut place = Place::new();
-    place.alone = 200;
-    place.again();
+    let mut place = described(&[1, 2], BRIEF).start();
     let vm = PatientVmm::connect(&place.path("a1"), MEMORY);
-    let processes = place.kill();
+    let processes = kill(&mut place);
     vm.raw(|raw| assert!(raw.try_receive().is_none()));
     wait_ends(&processes);
     // Also with their last client.
-    place.alone = 3_600_000;
+    place.setup.set("PVRDMAD_ALONE_MS", "3600000");
     place.again();
     let vm = PatientVmm::connect(&place.path("a1"), MEMORY);
-    let processes = place.kill();
+    let processes = kill(&mut place);
     drop(vm);
     wait_ends(&processes);
     place.again();
     PatientVmm::connect(&place.path("a1"), MEMORY).load().unwrap();
     place.stop();
-    assert_eq!(fs::read_dir(place.folder.path()).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(place.folder()).unwrap().count(), 0);
 }
 
 /// The next daemon has another configuration, and finds files that are no keepers.
 #[test]
 fn keepers_of_unknown_devices_end() {
-    let mut place = Place::start();
+    let mut place = start();
     let vms = ["a1", "a2"].map(|name| PatientVmm::connect(&place.path(name), MEMORY));
-    let processes = place.kill();
-    let _gone = place.devices.pop();
-    let stale = ["1@a1@7-0", "1@a1", "2@a1@7-0", "1@a1@7-0@8", "plain"].map(|name| place.keepers().join(name));
+    let processes = kill(&mut place);
+    place.setup.remove("a2");
+    let stale = ["1@a1@7-0", "1@a1", "2@a1@7-0", "1@a1@7-0@8", "plain"].map(|name| keepers(&place).join(name));
     for path in &stale[..4] {
         listen(path);
     }
@@ -242,15 +187,15 @@ fn listen(path: &Path) {
 /// A directory that others may enter is not trusted.
 #[test]
 fn an_open_directory_is_not_used() {
-    let mut place = Place::start();
+    let mut place = start();
     let vm = PatientVmm::connect(&place.path("a1"), MEMORY);
-    assert_eq!(fs::metadata(place.keepers()).unwrap().permissions().mode() & 0o7777, 0o700);
-    for entry in fs::read_dir(place.keepers()).unwrap() {
+    assert_eq!(fs::metadata(keepers(&place)).unwrap().permissions().mode() & 0o7777, 0o700);
+    for entry in fs::read_dir(keepers(&place)).unwrap() {
         assert_eq!(entry.unwrap().metadata().unwrap().permissions().mode() & 0o7777, 0o600);
     }
-    place.alone = 200;
-    let processes = place.kill();
-    fs::set_permissions(place.keepers(), fs::Permissions::from_mode(0o755)).unwrap();
+    place.setup.set("PVRDMAD_ALONE_MS", "200");
+    let processes = kill(&mut place);
+    fs::set_permissions(keepers(&place), fs::Permissions::from_mode(0o755)).unwrap();
     place.again();
     // The device serves its next client, whose keeper ends with the daemon.
     assert_eq!(place.status()["devices"][0]["client"]["connected"], false);
@@ -258,7 +203,7 @@ fn an_open_directory_is_not_used() {
     wait_ends(&processes);
     let vm = PatientVmm::connect(&place.path("a1"), MEMORY);
     vm.load().unwrap();
-    let processes = place.kill();
+    let processes = kill(&mut place);
     vm.raw(|raw| assert!(raw.try_receive().is_none()));
     wait_ends(&processes);
 }
@@ -266,12 +211,12 @@ fn an_open_directory_is_not_used() {
 /// A daemon that does not start leaves the VMs to the next one.
 #[test]
 fn a_daemon_that_fails_to_start_leaves_the_vms() {
-    let mut place = Place::start();
+    let mut place = start();
     let vm = PatientVmm::connect(&place.path("a1"), MEMORY);
-    place.kill();
-    let mut command = place.command();
-    command.args(["--network", "name=b", "--device"]);
-    command.arg(format!("name=b1,network=b,mac=52:54:00:00:07:09,socket={}", place.path("no/b1").display()));
+    kill(&mut place);
+    let device = describe(&place.path("no"), "b1", 9, "network=b");
+    let mut command = place.setup.command();
+    command.arg("--network=name=b").arg(format!("--device={device}"));
     assert_eq!(command.stdout(Stdio::null()).status().unwrap().code(), Some(1));
     place.again();
     // Answered only once the client is served again.

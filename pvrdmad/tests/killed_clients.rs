@@ -3,24 +3,23 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path as FilePath;
-use std::process::{Child, Command as Process, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use crate::common::daemon::{Running, TestDaemon};
+use crate::common::remote::probe;
 use crate::common::traffic::{gid, mac};
 use crate::common::{Raw, access as access_body, eventfd, irqs_body, map_body, memfd, take_signals, write_body};
 use pvrdma_dev::testing::{Cq, Driver, GuestMemory, Irqs, MEMORY_BASE, Path, QpInit, SendWr, access, status};
 use pvrdma_pci_function::{Bar, Deferred, InterruptSink, MsixPlace, PciFunction};
 use pvrdma_vfio_user_server::message::{Command, HEADER_SIZE, Header};
 use rustix::event::{PollFd, PollFlags};
-use serde_json::Value;
+use rustix::process::Pid;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 const ROUNDS: u64 = 200;
 const MEMORY: u64 = 2 << 20;
 const LENGTH: usize = 40_000;
@@ -222,70 +221,36 @@ impl Peer {
     }
 }
 
-struct Daemon {
-    child: Child,
-    folder: tempfile::TempDir,
+fn start() -> Running {
+    TestDaemon::new().device("victim", 1, "pin=registered").device("peer", 2, "").start()
 }
 
-impl Daemon {
-    fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
-        let mut command = Process::new(PROGRAM);
-        command.args(["--sandbox", "strict", "--control"]).arg(path("control"));
-        for (name, number, pin) in [("victim", 1, "registered"), ("peer", 2, "off")] {
-            let (socket, mac) = (path(name), mac(number).map(|byte| format!("{byte:02x}")).join(":"));
-            let socket = socket.display();
-            command.args(["--device", &format!("name={name},socket={socket},mac={mac},pin={pin}")]);
-        }
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines().take(2);
-        assert_eq!(lines.count(), 2);
-        Self { child, folder }
+/// Returns the resources of the process while a client has only negotiated. By then the previous client's resources are
+/// released.
+fn holdings(daemon: &Running, worker: Pid) -> Holdings {
+    let _client = daemon.client("victim");
+    let proc = |what: &str| format!("/proc/{}/{what}", worker.as_raw_nonzero());
+    let descriptors = fs::read_dir(proc("fd")).unwrap().map(|entry| {
+        let target = fs::read_link(entry.unwrap().path()).unwrap().display().to_string();
+        target.split([':', ' ']).next().unwrap_or_default().to_owned()
+    });
+    let mut kinds = BTreeMap::new();
+    for kind in descriptors {
+        *kinds.entry(kind).or_default() += 1;
     }
-
-    fn worker(&self) -> u64 {
-        let mut command = Process::new(PROGRAM);
-        let output = command.args(["status", "--json", "--control"]).arg(self.folder.path().join("control")).output();
-        let status: Value = serde_json::from_slice(&output.unwrap().stdout).unwrap();
-        status["networks"][0]["pid"].as_u64().unwrap()
-    }
-
-    /// Returns the resources of the process while a client has only negotiated. By then the previous client's resources
-    /// are released.
-    fn holdings(&self, worker: u64) -> Holdings {
-        let mut client = Raw::connect(&self.folder.path().join("victim"));
-        client.negotiate();
-        let proc = |what: &str| format!("/proc/{worker}/{what}");
-        let descriptors = fs::read_dir(proc("fd")).unwrap().map(|entry| {
-            let target = fs::read_link(entry.unwrap().path()).unwrap().display().to_string();
-            target.split([':', ' ']).next().unwrap_or_default().to_owned()
-        });
-        let mut kinds = BTreeMap::new();
-        for kind in descriptors {
-            *kinds.entry(kind).or_default() += 1;
-        }
-        let maps = fs::read_to_string(proc("maps")).unwrap();
-        let text = fs::read_to_string(proc("status")).unwrap();
-        let number = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-            line.split_whitespace().next().unwrap().parse::<u64>().unwrap()
-        };
-        Holdings {
-            descriptors: kinds,
-            guest_mappings: maps.lines().filter(|line| line.contains("memfd:victim")).count(),
-            mappings: maps.lines().count(),
-            threads: number("Threads:"),
-            locked_kib: number("VmLck:"),
-            anonymous_kib: number("RssAnon:"),
-        }
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    let maps = fs::read_to_string(proc("maps")).unwrap();
+    let text = fs::read_to_string(proc("status")).unwrap();
+    let number = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.split_whitespace().next().unwrap().parse::<u64>().unwrap()
+    };
+    Holdings {
+        descriptors: kinds,
+        guest_mappings: maps.lines().filter(|line| line.contains("memfd:victim")).count(),
+        mappings: maps.lines().count(),
+        threads: number("Threads:"),
+        locked_kib: number("VmLck:"),
+        anonymous_kib: number("RssAnon:"),
     }
 }
 
@@ -312,10 +277,10 @@ fn splitmix(state: &mut u64) -> u64 {
 #[test]
 fn a_client_killed_anywhere_leaves_nothing_behind() {
     let seed = std::env::var("KILL_SEED").map_or(7, |seed| seed.parse().unwrap());
-    let daemon = Daemon::start();
-    let worker = daemon.worker();
-    let socket = daemon.folder.path().join("victim");
-    let driver = crate::common::remote::probe(&daemon.folder.path().join("peer"), 4 << 20);
+    let daemon = start();
+    let worker = daemon.worker("default");
+    let socket = daemon.path("victim");
+    let driver = probe(&daemon.path("peer"), 4 << 20);
     driver.bind_gid(0, gid(2)).unwrap();
     let cq = driver.create_cq(None, 64).unwrap();
     let mut peer = Peer { driver, cq };
@@ -334,24 +299,24 @@ fn a_client_killed_anywhere_leaves_nothing_behind() {
     for left in [100, 1000, 4000, 8000] {
         round(left);
     }
-    let before = daemon.holdings(worker);
+    let before = holdings(&daemon, worker);
     let (mut state, mut connected) = (seed, 0);
     for number in 0..ROUNDS {
         // The later messages are sent under load.
         let left = usize::try_from(splitmix(&mut state) % 9000).unwrap();
         let answered = round(left);
         connected += u64::from(answered > 0);
-        assert_eq!(daemon.worker(), worker, "seed {seed}, round {number}, after {left} bytes");
+        assert_eq!(daemon.worker("default"), worker, "seed {seed}, round {number}, after {left} bytes");
     }
     assert!(connected > ROUNDS / 10, "{connected} of {ROUNDS} were killed under load");
     // A thread that delivers the peer's interrupts ends after a second without one.
-    let mut after = daemon.holdings(worker);
+    let mut after = holdings(&daemon, worker);
     for _ in 0..200 {
         if after.threads <= before.threads {
             break;
         }
         thread::sleep(Duration::from_millis(50));
-        after = daemon.holdings(worker);
+        after = holdings(&daemon, worker);
     }
     assert_eq!(after.descriptors, before.descriptors, "seed {seed}");
     assert_eq!((after.guest_mappings, after.locked_kib), (0, 0), "seed {seed}");

@@ -1,26 +1,18 @@
 //! Output of the program: errors at the command line, and the log.
 
-use std::fs;
-use std::io::{BufRead, BufReader, Lines};
+use std::fs::{self, File};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::process::{ChildStderr, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
-use crate::common::process::Daemon;
+use crate::common::daemon::{PROGRAM, Running, TestDaemon, describe};
 use rustix::process::Signal;
-use tempfile::TempDir;
 
 /// Returns the program as a command, without the environment variables that name folders.
 fn program() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
+    let mut command = Command::new(PROGRAM);
     command.env_remove("XDG_RUNTIME_DIR").env_remove("RUNTIME_DIRECTORY").env_remove("RUST_LOG").stdin(Stdio::null());
     command
-}
-
-/// Runs the program to its end. Returns its exit status and standard output.
-fn ask(arguments: &[&str]) -> (Option<i32>, String) {
-    let output = program().args(arguments).output().unwrap();
-    (output.status.code(), String::from_utf8(output.stdout).unwrap())
 }
 
 /// Runs the program to its end. Returns its exit status and standard error, after a check that no cause is printed
@@ -35,55 +27,14 @@ fn run(arguments: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), said)
 }
 
-struct Place(TempDir);
-
-impl Place {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn text(&self, name: &str) -> String {
-        self.path(name).display().to_string()
-    }
-
-    /// Returns the description of a device.
-    fn device(&self, name: &str, number: u8) -> String {
-        format!("name={name},socket={},mac=52:54:00:00:00:0{number},pin=off", self.text(&format!("{name}.sock")))
-    }
-
-    /// Writes a configuration file.
-    fn file(&self, text: &str) -> String {
-        fs::write(self.path("pvrdmad.toml"), text).unwrap();
-        self.text("pvrdmad.toml")
-    }
-}
-
-/// A daemon that is ready, and its log.
-struct Running {
-    daemon: Daemon,
-    log: Lines<BufReader<ChildStderr>>,
-}
-
-impl Running {
-    fn start(command: &mut Command) -> Self {
-        let mut daemon = Daemon::start(command.stderr(Stdio::piped()));
-        let log = BufReader::new(daemon.errors()).lines();
-        Self { daemon, log }
-    }
-
-    /// Returns the next line of the log that contains this word.
-    fn log(&mut self, word: &str) -> String {
-        self.log.by_ref().map(Result::unwrap).find(|line| line.contains(word)).unwrap()
-    }
+/// Describes a daemon with the device `vm0`, whose log is read.
+fn described() -> TestDaemon {
+    TestDaemon::new().device("vm0", 1, "").read_log()
 }
 
 #[test]
 fn mistakes_in_the_file() {
-    let place = Place::new();
+    let folder = tempfile::tempdir().unwrap();
     let device = "[[device]]\nname = \"a\"\nmac = \"52:54:00:00:00:01\"\n";
     for (text, words) in [
         (
@@ -92,13 +43,15 @@ fn mistakes_in_the_file() {
         ),
         (device.replace("[[device]]", "[device]"), &["line 1", "[[device]], with double brackets"]),
         (device.replace("\"a\"", "7"), &["line 2"]),
-        (format!("{device}mtu = \"x\"\n"), &["line 4, column 7"]),
+        (format!("{device}version = \"x\"\n"), &["line 4, column 11"]),
+        (format!("{device}mtu = 9000\n"), &["`mtu` is a key of a network", "line 4, column 1"]),
         ("[[device]\n".to_owned(), &["line 1"]),
         (device.to_owned(), &["device a: needs a socket"]),
         (format!("{device}socket = \"/a\"\nmac = 1\n"), &["duplicate key"]),
     ] {
-        let file = place.file(&text);
-        let (status, said) = run(&["--config", &file]);
+        let file = folder.path().join("pvrdmad.toml");
+        fs::write(&file, &text).unwrap();
+        let (status, said) = run(&["--config", file.to_str().unwrap()]);
         for word in words {
             assert!(said.contains(word), "{text}: {said}");
         }
@@ -108,12 +61,12 @@ fn mistakes_in_the_file() {
 
 #[test]
 fn sockets_that_cannot_be_made() {
-    let place = Place::new();
-    let device = |socket: &str| format!("name=a,socket={socket},mac=52:54:00:00:00:01");
-    let (status, said) = run(&["--device", &device(&place.text(&"x".repeat(107)))]);
+    let folder = tempfile::tempdir().unwrap();
+    let device = |name: &str| describe(folder.path(), name, 1, "");
+    let (status, said) = run(&["--device", &device("a").replace("/a,", &format!("/{},", "x".repeat(107)))]);
     assert!(said.contains("too long for a socket") && said.contains("at most 107"), "{said}");
     assert_eq!(status, Some(1));
-    let (status, said) = run(&["--device", &place.device("a", 1), "--control", "/nonexistent/control"]);
+    let (status, said) = run(&["--device", &device("a"), "--control", "/nonexistent/control"]);
     assert!(said.contains("control socket: /nonexistent/control: the directory /nonexistent"), "{said}");
     assert_eq!(status, Some(1));
 }
@@ -127,21 +80,19 @@ fn a_command_without_a_daemon_names_the_socket() {
 
 #[test]
 fn signals() {
-    let place = Place::new();
-    let device = place.device("vm0", 1);
     for end in [Signal::TERM, Signal::INT] {
-        let mut running = Running::start(program().args(["--device", &device, "--control", &place.text("control")]));
-        let line = running.log("backend rxe");
+        let mut running = described().start();
+        let line = running.wait_log("backend rxe");
         assert!(line.contains(env!("CARGO_PKG_VERSION")) && line.contains("devices vm0"), "{line}");
-        running.daemon.signal(Signal::USR1);
-        running.daemon.signal(Signal::USR2);
-        running.daemon.signal(Signal::HUP);
-        let line = running.log("SIGHUP");
+        running.signal(Signal::USR1);
+        running.signal(Signal::USR2);
+        running.signal(Signal::HUP);
+        let line = running.wait_log("SIGHUP");
         assert!(line.contains("nothing has changed"), "{line}");
-        assert_eq!(run(&["status", "--control", &place.text("control")]).0, Some(0));
-        running.daemon.signal(end);
-        assert_eq!(running.daemon.wait(), Some(0));
-        assert!(!place.path("vm0.sock").exists() && !place.path("control").exists());
+        running.run("status");
+        running.signal(end);
+        assert_eq!(running.exit(), Some(0));
+        assert!(!running.path("vm0").exists() && !running.path("control").exists());
     }
 }
 
@@ -149,13 +100,14 @@ fn signals() {
 /// not prevent the next start.
 #[test]
 fn a_second_signal() {
-    let place = Place::new();
-    let device = place.device("vm0", 1);
-    for _ in 0..2 {
-        let mut running = Running::start(program().args(["--device", &device, "--control", &place.text("control")]));
-        running.daemon.signal(Signal::TERM);
-        running.daemon.signal(Signal::TERM);
-        let status = running.daemon.wait();
+    let mut running = described().start();
+    for start in [false, true] {
+        if start {
+            running.again();
+        }
+        running.signal(Signal::TERM);
+        running.signal(Signal::TERM);
+        let status = running.exit();
         assert!(matches!(status, Some(0 | 1)), "{status:?}");
     }
 }
@@ -163,65 +115,53 @@ fn a_second_signal() {
 /// A daemon that cannot print its ready line serves nevertheless.
 #[test]
 fn a_daemon_that_cannot_print_its_ready_line_serves() {
-    let full = || Stdio::from(fs::File::options().write(true).open("/dev/full").unwrap());
-    let closed = || Stdio::from(std::io::pipe().unwrap().1);
-    for silent in [full, closed] as [fn() -> Stdio; 2] {
-        let place = Place::new();
-        let (device, control) = (place.device("vm0", 1), place.text("control"));
-        let mut command = program();
-        command.args(["--device", &device, "--control", &control]).stdout(silent()).stderr(Stdio::piped());
-        let mut daemon = Daemon::spawn(&mut command);
-        let log = BufReader::new(daemon.errors()).lines();
-        assert!(log.map_while(Result::ok).any(|line| line.contains("backend rxe")));
-        assert_eq!(run(&["status", "--control", &control]).0, Some(0));
+    let full: fn() -> Stdio = || File::options().write(true).open("/dev/full").unwrap().into();
+    let closed: fn() -> Stdio = || std::io::pipe().unwrap().1.into();
+    for silent in [full, closed] {
+        let mut running = described().stdout(silent).start();
+        running.wait_log("backend rxe");
+        running.run("status");
     }
 }
 
 #[test]
 fn links_come_and_go() {
-    let place = Place::new();
-    let (nic, uplink) = (place.path("nic"), place.path("uplink"));
+    let folder = tempfile::tempdir().unwrap();
+    let uplink = folder.path().join("uplink");
     let other = UnixListener::bind(&uplink).unwrap();
-    let device = place.device("vm0", 1);
-    let device = format!("{device},nic=unix:{},uplink=unix-connect:{}", nic.display(), uplink.display());
-    let control = place.text("control");
-    let mut running = Running::start(program().args(["--device", &device, "--control", &control]));
-    let waits = |link: &Path| {
-        let (status, said) = ask(&["status", "--control", &control]);
-        assert_eq!(status, Some(0), "{said}");
-        said.contains(&format!("{}: no peer is connected", link.display()))
+    let daemon = TestDaemon::new().read_log().network("default", &format!("uplink=unix-connect:{}", uplink.display()));
+    let mut running = daemon.device("vm0", 1, "nic=unix:FOLDER/nic").start();
+    let nic = running.path("nic");
+    let waits = |running: &Running, link: &Path| {
+        running.run("status").contains(&format!("{}: no peer is connected", link.display()))
     };
     // The status reports listening links without waiting for the thread that is working at the link.
-    while !waits(&nic) {}
-    let line = running.log("unix-connect:");
+    while !waits(&running, &nic) {}
+    let line = running.wait_log("unix-connect:");
     assert!(line.contains(&format!("link unix-connect:{}: connected", uplink.display())), "{line}");
     let card = UnixStream::connect(&nic).unwrap();
-    let line = running.log("link unix:");
+    let line = running.wait_log("link unix:");
     assert!(line.contains(&format!("link unix:{}: connected", nic.display())), "{line}");
-    assert!(!waits(&uplink) && !waits(&nic));
+    assert!(!waits(&running, &uplink) && !waits(&running, &nic));
     drop(card);
-    let line = running.log("link unix:");
+    let line = running.wait_log("link unix:");
     assert!(line.contains("disconnected"), "{line}");
-    while !waits(&nic) {}
-    assert!(!waits(&uplink));
+    while !waits(&running, &nic) {}
+    assert!(!waits(&running, &uplink));
     drop(other);
 }
 
 #[test]
 fn removed_sockets_are_reported() {
-    let place = Place::new();
-    let control = place.text("control");
-    let more = |what: &str| format!(",{what}={}", place.text(what));
-    let device = format!("{}{}{}", place.device("vm0", 1), more("nic-socket"), more("uplink").replace('=', "=unix:"));
-    let running = Running::start(program().args(["--device", &device, "--control", &control]));
+    let daemon = TestDaemon::new().network("default", "uplink=unix:FOLDER/uplink");
+    let running = daemon.device("vm0", 1, "nic-socket=FOLDER/nic").start();
     let removed = || {
-        let (status, said) = ask(&["status", "--control", &control]);
-        assert_eq!(status, Some(0), "{said}");
+        let said = running.run("status");
         let lost = said.lines().filter_map(|line| line.split_once(": the file of this socket was removed: "));
         lost.map(|(path, _)| path.to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(removed(), Vec::<String>::new());
-    let paths = ["vm0.sock", "nic-socket", "uplink"].map(|name| place.text(name));
+    let paths = ["vm0", "nic", "uplink"].map(|name| running.path(name).display().to_string());
     for path in &paths {
         fs::remove_file(path).unwrap();
     }
@@ -235,8 +175,8 @@ fn removed_sockets_are_reported() {
 
 #[test]
 fn a_level_that_is_none() {
-    let place = Place::new();
-    let device = place.device("vm0", 1);
+    let folder = tempfile::tempdir().unwrap();
+    let device = describe(folder.path(), "vm0", 1, "");
     let check = |words: &str| {
         let mut command = program();
         let output = command.args(["check", "--device", &device]).env("RUST_LOG", words).output().unwrap();
@@ -252,20 +192,19 @@ fn a_level_that_is_none() {
 
 #[test]
 fn the_control_socket_has_a_default() {
-    for variable in ["XDG_RUNTIME_DIR", "RUNTIME_DIRECTORY"] {
-        let place = Place::new();
-        let ask = || program().arg("status").env(variable, place.0.path()).output().unwrap().status.code();
+    for (variable, other) in [("XDG_RUNTIME_DIR", "RUNTIME_DIRECTORY"), ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")] {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().to_str().unwrap();
+        let ask = || program().arg("status").env(variable, place).output().unwrap().status.code();
         assert_eq!(ask(), Some(1));
-        let mut first = program();
-        let running = Running::start(first.args(["--device", &place.device("vm0", 1)]).env(variable, place.0.path()));
+        let there = || TestDaemon::new().without_control().without(other).env(variable, place).read_log();
+        let running = there().device("vm0", 1, "").start();
         assert_eq!(ask(), Some(0));
         // The control socket was not requested explicitly, so a second daemon starts without one.
-        let mut second = program();
-        let mut other =
-            Running::start(second.args(["--device", &place.device("vm1", 2)]).env(variable, place.0.path()));
-        let line = other.log("no control socket");
-        assert!(line.contains(&format!("another process (PID {}) is listening", running.daemon.id())), "{line}");
-        drop(other);
+        let mut second = there().device("vm1", 2, "").start();
+        let line = second.wait_log("no control socket");
+        assert!(line.contains(&format!("another process (PID {}) is listening", running.id())), "{line}");
+        drop(second);
         assert_eq!(ask(), Some(0));
         drop(running);
     }
@@ -274,19 +213,8 @@ fn the_control_socket_has_a_default() {
 /// Sockets and clients need descriptors for each device, more than the soft limit allows.
 #[test]
 fn many_devices_with_few_descriptors() {
-    let place = Place::new();
-    let mut command = program();
-    command.args(["--control", &place.text("control")]);
-    for number in 0..40 {
-        command
-            .args(["--device", &place.device(&format!("vm{number}"), 0).replace("00:00", &format!("00:{number:02x}"))]);
-    }
     // The soft limit is low, and the daemon raises it.
-    let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
-    let mut shell = Command::new("sh");
-    shell.args(["-c", "ulimit -Sn 32; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pvrdmad")]).args(words);
-    let _running = Running::start(shell.env_remove("RUST_LOG"));
-    let (status, said) = ask(&["status", "--json", "--control", &place.text("control")]);
-    assert_eq!(status, Some(0));
-    assert!(said.contains("vm39"), "{said}");
+    let daemon = TestDaemon::new().through(&["sh", "-c", "ulimit -Sn 32; exec \"$0\" \"$@\""]);
+    let running = (0..40).fold(daemon, |daemon, number| daemon.device(&format!("vm{number}"), number, "")).start();
+    assert!(running.run("status --json").contains("vm39"));
 }

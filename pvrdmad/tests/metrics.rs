@@ -2,63 +2,37 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use crate::common::{PATIENCE, Raw};
+use crate::common::PATIENCE;
+use crate::common::daemon::{Running, TestDaemon};
 use pvrdma_verbs::testing::skipped;
 use serde_json::Value;
-use tempfile::TempDir;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
-
-/// A daemon with metrics, killed when dropped.
-struct Host {
-    folder: TempDir,
-    daemon: Child,
+/// Starts a daemon with this number of devices. The first one has everything that has counters.
+fn start(devices: u8) -> Running {
+    let daemon = TestDaemon::new().arg("--metrics=unix:FOLDER/metrics").network("a", "uplink=unix:FOLDER/uplink");
+    let device = |daemon: TestDaemon, number: u8| {
+        let nic = if number == 0 { ",nic-socket=FOLDER/nic" } else { "" };
+        daemon.device(&format!("vm{number}"), number, &format!("network=a{nic}"))
+    };
+    (0..devices).fold(daemon, device).start()
 }
 
-impl Host {
-    /// Starts a daemon with this number of devices. The first one has everything that has counters.
-    fn start(devices: usize) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name).display().to_string();
-        let mut command = Command::new(PROGRAM);
-        command.args(["--metrics", &format!("unix:{}", path("metrics")), "--control", &path("control")]);
-        command.args(["--sandbox", "strict", "--network", &format!("name=a,uplink=unix:{}", path("uplink"))]);
-        for number in 0..devices {
-            let nic = if number == 0 { format!(",nic-socket={}", path("nic")) } else { String::new() };
-            let socket = path(&format!("vm{number}"));
-            let device =
-                format!("name=vm{number},network=a,socket={socket},mac=52:54:00:00:01:{number:02x},pin=off{nic}");
-            command.args(["--device", &device]);
-        }
-        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().take(devices).count();
-        assert_eq!(ready, devices, "the daemon ended at its start");
-        Self { folder, daemon }
-    }
+/// Asks for the metrics, with further lines of the request.
+fn ask(daemon: &Running, lines: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(daemon.path("metrics")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(format!("GET /metrics HTTP/1.1\r\n{lines}\r\n").as_bytes()).unwrap();
+    stream
+}
 
-    fn connect(&self) -> UnixStream {
-        let mut stream = UnixStream::connect(self.folder.path().join("metrics")).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
-        stream
-    }
-
-    /// Returns the text of the metrics page.
-    fn metrics(&self) -> String {
-        body(self.connect())
-    }
-
-    /// Returns the text for a scraper that accepts this media type.
-    fn metrics_as(&self, media_type: &str) -> String {
-        let mut stream = UnixStream::connect(self.folder.path().join("metrics")).unwrap();
-        stream.write_all(format!("GET /metrics HTTP/1.1\r\nAccept: {media_type}\r\n\r\n").as_bytes()).unwrap();
-        body(stream)
-    }
+/// Returns the text of the metrics page.
+fn metrics(daemon: &Running) -> String {
+    body(ask(daemon, "Host: here\r\n"))
 }
 
 /// Reads a response with metrics.
@@ -68,13 +42,6 @@ fn body(mut stream: UnixStream) -> String {
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
     body.to_owned()
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        self.daemon.kill().unwrap();
-        self.daemon.wait().unwrap();
-    }
 }
 
 fn packaging(name: &str) -> String {
@@ -89,13 +56,8 @@ fn names(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn http_serves_the_text_of_the_command() {
-    let host = Host::start(2);
-    let output = Command::new(PROGRAM)
-        .args(["status", "--format", "openmetrics", "--control"])
-        .arg(host.folder.path().join("control"))
-        .output()
-        .unwrap();
-    let (told, fetched) = (String::from_utf8(output.stdout).unwrap(), host.metrics());
+    let host = start(2);
+    let (told, fetched) = (host.run("status --format openmetrics"), metrics(&host));
     assert_eq!(names(&told), names(&fetched));
     assert!(fetched.ends_with("# EOF\n") && names(&fetched).len() > 130, "{fetched}");
 }
@@ -103,8 +65,8 @@ fn http_serves_the_text_of_the_command() {
 /// Each metric that the Grafana dashboard and the Prometheus alerts name exists.
 #[test]
 fn the_dashboard_and_the_alerts_name_existing_metrics() {
-    let host = Host::start(1);
-    let known = names(&host.metrics());
+    let host = start(1);
+    let known = names(&metrics(&host));
     let dashboard: Value = serde_json::from_str(&packaging("grafana-dashboard.json")).unwrap();
     let mut expressions: Vec<String> = Vec::new();
     for panel in dashboard["panels"].as_array().unwrap() {
@@ -141,14 +103,9 @@ fn promtool(arguments: &[&str], text: &str) -> Option<String> {
 /// `promtool` reads the older text format, which a scraper gets that asks for it.
 #[test]
 fn promtool_finds_nothing() {
-    let host = Host::start(2);
-    let older = host.metrics_as("text/plain;version=0.0.4");
-    let output = Command::new(PROGRAM)
-        .args(["status", "--format", "prometheus", "--control"])
-        .arg(host.folder.path().join("control"))
-        .output()
-        .unwrap();
-    assert_eq!(names(&older), names(&String::from_utf8(output.stdout).unwrap()));
+    let host = start(2);
+    let older = body(ask(&host, "Accept: text/plain;version=0.0.4\r\n"));
+    assert_eq!(names(&older), names(&host.run("status --format prometheus")));
     assert!(older.contains("# TYPE pvrdma_queue_pairs_failed_total counter\n") && !older.contains("# EOF"));
     let Some(said) = promtool(&["check", "metrics"], &older) else { return };
     assert_eq!(said, "exit status: 0: ");
@@ -192,20 +149,16 @@ fn hosts_are_distinguished() {
 /// the rest of the first response arrives.
 #[test]
 fn a_scrape_of_64_devices_stalls_none_of_them() {
-    let host = Host::start(64);
-    let mut clients: Vec<_> =
-        (0..64).map(|number| Raw::connect(&host.folder.path().join(format!("vm{number}")))).collect();
-    for client in &mut clients {
-        client.negotiate();
-    }
-    let mut slow = host.connect();
+    let host = start(64);
+    let mut clients: Vec<_> = (0..64).map(|number| host.client(&format!("vm{number}"))).collect();
+    let mut slow = ask(&host, "Host: here\r\n");
     let mut first = [0; 1];
     slow.read_exact(&mut first).unwrap();
     // The first response is being sent; it is too long for the socket's buffer.
     for client in &mut clients {
         assert_eq!(client.read(1, 0, 4).len(), 4);
     }
-    assert!(host.metrics().ends_with("# EOF\n"));
+    assert!(metrics(&host).ends_with("# EOF\n"));
     let mut rest = Vec::new();
     slow.read_to_end(&mut rest).unwrap();
     assert!(rest.len() > 500_000, "{} bytes may fit into a socket", rest.len());

@@ -2,20 +2,21 @@
 
 use std::process::Stdio;
 
-use crate::common::place::Place;
+use crate::common::daemon::PROGRAM;
+use crate::common::place::{DEVICES, one_network};
 
 #[test]
 fn a_connection_that_needs_an_uplink_is_shown() {
-    let mut place = Place::start("network");
-    let shown = |json: &[&str]| place.run(&[&["show", "migratable", "--device", "a1"], json].concat()).unwrap();
-    assert_eq!(shown(&[]), "nothing keeps the device from moving\n");
-    assert_eq!(shown(&["--json"]), "[]\n");
-    let mut pair = place.pair();
+    let mut place = one_network("").start();
+    let shown = |json: &str| place.run(&format!("show migratable --device a1 {json}"));
+    assert_eq!(shown(""), "nothing keeps the device from moving\n");
+    assert_eq!(shown("--json"), "[]\n");
+    let mut pair = place.pair(DEVICES);
     pair.exchange();
-    let text = shown(&[]);
+    let text = shown("");
     assert!(text.contains("is connected to device a2 of this network, which has no uplink"), "{text}");
     drop(pair);
-    place.daemon.stop();
+    place.stop();
 }
 
 /// The command needs no daemon, and refuses options that belong to another object.
@@ -23,7 +24,7 @@ fn a_connection_that_needs_an_uplink_is_shown() {
 fn a_saved_state_is_shown_without_a_daemon() {
     let state = concat!(env!("CARGO_MANIFEST_DIR"), "/../pvrdma-dev/tests/data/saved/armed-queue.state");
     let run = |words: &[&str]| {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
+        let mut command = std::process::Command::new(PROGRAM);
         let output = command.args(words).stdin(Stdio::null()).output().unwrap();
         let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
         if output.status.success() { Ok(text) } else { Err(text) }

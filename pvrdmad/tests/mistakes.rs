@@ -1,22 +1,18 @@
 //! Errors about mistakes at the command line: they name the problem, its place and the remedy.
 
 use std::fs::{self, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 
+use crate::common::daemon::{PROGRAM, TestDaemon};
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 use serde_json::Value;
 
 /// Runs the program with these arguments. Returns its exit status and standard error.
 fn said(arguments: &[&str]) -> (Option<i32>, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_pvrdmad"))
-        .args(arguments)
-        .env("RUST_LOG", "off")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
+    let output = Command::new(PROGRAM).args(arguments).env("RUST_LOG", "off").stdin(Stdio::null()).output().unwrap();
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 
@@ -40,6 +36,7 @@ fn words_that_are_wrong() {
     assert_said(&["--frob"], 2, &["unexpected argument '--frob'"]);
     for (keys, text) in [
         ("sock=/x", "did you mean 'socket'?"),
+        ("uplink=tap:t", "'uplink' is a key of a network: write --network name=NAME,uplink=tap:t and, at the device"),
         ("speed=9", "unknown key 'speed'"),
         ("mac=52:54:00:00:00:1", "'52:54:00:00:00:1' is not a MAC address (six hexadecimal bytes with colons)"),
         ("mac=xx", "'xx' is not a MAC address (six hexadecimal bytes with colons)"),
@@ -61,7 +58,7 @@ fn words_that_are_wrong() {
 
 /// Runs `check --json`. Returns its exit status, and severity, subject, key, message and remedy of each finding.
 fn findings(arguments: &[&str]) -> (Option<i32>, Vec<[String; 5]>) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
+    let mut command = Command::new(PROGRAM);
     let output = command.args(["check", "--json"]).args(arguments).env("RUST_LOG", "off").output().unwrap();
     let object: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(object.as_object().unwrap().keys().collect::<Vec<_>>(), ["findings"]);
@@ -85,12 +82,13 @@ fn findings_as_json() {
     assert_eq!(findings(&["--device", &device("a")]), (Some(0), Vec::new()));
     let begins = |found: &[String; 5], begin: &[&str]| begin.iter().zip(found).all(|(a, b)| b.starts_with(a));
 
-    let (code, found) =
-        findings(&["--device", &device("no/a,uplink=af_packet:nope0"), "--control", &format!("{path}/no/c")]);
+    let network = ["--network", "name=default,uplink=af_packet:nope0"];
+    let others = ["--device", &device("no/a"), "--control", &format!("{path}/no/c")];
+    let (code, found) = findings(&[&network[..], &others].concat());
     assert_eq!(code, Some(1));
     for (found, begin) in found.iter().zip([
         ["error", "daemon", "control", &format!("{path}/no/c: the directory"), "create the directory"],
-        ["error", "network a", "uplink", "there is no interface nope0 on this host", "use an interface"],
+        ["error", "network default", "uplink", "there is no interface nope0 on this host", "use an interface"],
         ["error", "device a", "socket", &format!("{path}/no/a: the directory"), "create the directory"],
         ["warning", "device a", "address", "own on a network with an uplink", "list its addresses"],
     ]) {
@@ -124,12 +122,16 @@ fn places_that_are_wrong() {
     assert_said(&["--device", &device(&plain, "")], 1, &["exists and is not a socket"]);
     let folder_itself = folder.path().display().to_string();
     assert_said(&["--device", &device(&folder_itself, "")], 1, &["exists and is not a socket"]);
-    let (a, vxlan) = (path("a"), ",uplink=vxlan:192.0.2.1,remote=192.0.2.2");
-    assert_said(&["--device", &device(&a, vxlan)], 1, &["192.0.2.1 is not an address of this host"]);
+    let a = path("a");
+    let on_uplink = |uplink: &str, said: &str| {
+        let network = format!("name=default,uplink={uplink}");
+        assert_said(&["--network", &network, "--device", &device(&a, "")], 1, &[said]);
+    };
+    on_uplink("vxlan:192.0.2.1,remote=192.0.2.2", "192.0.2.1 is not an address of this host");
     // Without the privilege for raw sockets, the daemon reports that before it looks for the interface.
     let problem =
         if rustix::process::geteuid().is_root() { "no such interface" } else { "raw frames need CAP_NET_RAW" };
-    assert_said(&["--device", &device(&a, ",uplink=af_packet:nope0")], 1, &[&format!("nope0: {problem}")]);
+    on_uplink("af_packet:nope0", &format!("nope0: {problem}"));
     assert_said(&["--control", &a, "--device", &device(&a, "")], 2, &["is also the control socket"]);
     let other = format!("name=b,socket={},{MAC}", path("b"));
     let same = "device b: device a of the same network has the same MAC address 52:54:00:00:00:01";
@@ -169,7 +171,8 @@ fn links_without_rights() {
         for capability in [CapabilitySet::NET_RAW, CapabilitySet::NET_ADMIN] {
             let _ = remove_capability_from_bounding_set(capability);
         }
-        said(&["--device", &format!("name=a,socket={socket},{MAC},uplink={link}")])
+        let network = format!("name=default,uplink={link}");
+        said(&["--network", &network, "--device", &format!("name=a,socket={socket},{MAC}")])
     };
     let tun = OpenOptions::new().read(true).write(true).open("/dev/net/tun").is_ok();
     let interface = thread::spawn({
@@ -184,26 +187,6 @@ fn links_without_rights() {
     assert!(!tun || text.contains("make it for this user with 'ip tuntap add dev nope0 mode tap"), "{text}");
 }
 
-/// A daemon with one device and further options.
-struct Daemon(Child);
-
-impl Daemon {
-    fn start(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let ready = BufReader::new(child.stdout.take().unwrap()).lines().next();
-        let daemon = Self(child);
-        assert!(ready.is_some_and(|line| line.unwrap().contains("ready")), "it does not serve");
-        daemon
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn a_configuration_on_standard_input() {
     let folder = tempfile::tempdir().unwrap();
@@ -211,7 +194,7 @@ fn a_configuration_on_standard_input() {
         format!("[[device]]\nname = \"{name}\"\nsocket = {:?}\nmac = \"52:54:00:00:00:01\"\n", folder.path().join(name))
     };
     let read = |command: &str, text: &str| {
-        let mut program = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
+        let mut program = Command::new(PROGRAM);
         program.args(command.split_whitespace()).args(["--config", "-"]).env("RUST_LOG", "off");
         let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         // The program may exit before it has read everything.
@@ -232,12 +215,9 @@ fn a_configuration_on_standard_input() {
 /// Errors about unknown devices and limits list the existing ones.
 #[test]
 fn names_that_are_wrong() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).display().to_string();
-    let device = format!("name=vm0,socket={},{MAC},pin=off", path("vm0"));
+    let daemon = TestDaemon::new().device("vm0", 1, "").start();
+    let path = |name: &str| daemon.path(name).display().to_string();
     let control = path("control");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
-    let _daemon = Daemon::start(command.args(["--device", &device, "--control", &control]));
     let there_are = "there is no device 'vm9' (the devices are vm0)";
     let capture = path("capture");
     for words in [

@@ -1,13 +1,9 @@
 //! Two tenants of one daemon, in separate networks with equal addresses: each tenant's traffic stays in its network.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
-
+use crate::common::daemon::{Running, TestDaemon};
 use crate::common::traffic::{Guest, gid, mac, transfer};
 use pvrdma_dev::testing::{CommandError, Path, QpInit, RecvWr, Request, SendWr, access, command_id, status};
-use tempfile::TempDir;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 /// Values of `--isolate`.
 const ISOLATION: [&str; 2] = ["network", "none"];
 /// Size of the memory under attack in bytes.
@@ -17,40 +13,23 @@ const LENGTH: usize = 64;
 struct Host {
     red: Vec<Guest>,
     blue: Vec<Guest>,
-    daemon: Child,
-    _folder: TempDir,
+    _daemon: Running,
 }
 
 impl Host {
     /// Starts the daemon. `red` and `blue` are further keys of the networks of these names.
     fn start(isolate: &str, red: &str, blue: &str, numbers: &[u8]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = |network: &str, number: u8| folder.path().join(format!("{network}{number}"));
-        let mut command = Command::new(PROGRAM);
-        command.arg(format!("--isolate={isolate}")).arg("--control").arg(folder.path().join("control"));
-        for (network, keys) in [("red", red), ("blue", blue)] {
-            command.arg("--network").arg(format!("name={network}{keys}"));
+        let mut daemon = TestDaemon::new().isolate(isolate).network("red", red).network("blue", blue);
+        for network in ["red", "blue"] {
             for &number in numbers {
-                let (socket, [.., last]) = (socket(network, number), mac(number));
-                let device = format!("name={network}{number},network={network},socket={}", socket.display());
-                command
-                    .arg("--device")
-                    .arg(format!("{device},mac=52:54:00:00:03:{last:02x},pin=off,seed={number},address=any"));
+                let keys = format!("network={network},seed={number},address=any");
+                daemon = daemon.device(&format!("{network}{number}"), number, &keys);
             }
         }
-        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().take(2 * numbers.len());
-        let count = ready.map(Result::unwrap).filter(|line| line.contains("ready")).count();
-        assert_eq!(count, 2 * numbers.len(), "the daemon ended at its start");
-        let guests = |network| numbers.iter().map(|&number| Guest::new(number, &socket(network, number))).collect();
-        Self { red: guests("red"), blue: guests("blue"), daemon, _folder: folder }
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
+        let daemon = daemon.start();
+        let guest = |network: &str, number| daemon.guest(&format!("{network}{number}"), number);
+        let guests = |network| numbers.iter().map(|&number| guest(network, number)).collect();
+        Self { red: guests("red"), blue: guests("blue"), _daemon: daemon }
     }
 }
 
@@ -124,7 +103,7 @@ fn two_networks_on_the_wire_are_isolated() {
         let tunnel = |host: u8, network: u8| {
             // The tunnels of both networks have the same end point; only the VNI differs.
             let (ours, theirs) = (end(host), end(1 - host));
-            format!(",uplink=vxlan:{ours},remote={theirs},vni={},mtu=9000", 7 + network)
+            format!("uplink=vxlan:{ours},remote={theirs},vni={},mtu=9000", 7 + network)
         };
         let [near, far] = [0, 1].map(|host| Host::start(isolate, &tunnel(host, 0), &tunnel(host, 1), &[1 + host]));
         let (near_red, near_blue) = (&near.red[0], &near.blue[0]);

@@ -6,10 +6,8 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::process::Daemon;
+use crate::common::daemon::{PROGRAM, TestDaemon};
 use pvrdmad::config::{Config, ConfigSpec};
-
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 
 fn packaging() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging")
@@ -88,18 +86,15 @@ fn completed_by_bash(script: &Path, line: &str) -> Vec<String> {
 /// Completions know the keys of the configuration, and the devices and networks of a running daemon.
 #[test]
 fn completions_know_keys_and_names() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).display().to_string();
-    assert!(Command::new(PROGRAM).arg("package-files").arg(folder.path()).status().unwrap().success());
-    let mut command = Command::new(PROGRAM);
+    let mut daemon = TestDaemon::new().network("red", "");
     for (name, number) in [("db1", 1), ("db2", 2), ("web", 3)] {
-        let device = format!("name={name},network=red,socket={},mac=52:54:00:00:00:0{number}", path(name));
-        command.args(["--device", &device]);
+        daemon = daemon.device(name, number, "network=red");
     }
-    let _daemon = Daemon::start(command.args(["--network", "name=red", "--control", &path("control")]));
-    let script = folder.path().join("completions/pvrdmad.bash");
+    let daemon = daemon.start();
+    assert!(Command::new(PROGRAM).arg("package-files").arg(daemon.folder()).status().unwrap().success());
+    let script = daemon.path("completions/pvrdmad.bash");
     let offered = |line: &str| completed_by_bash(&script, line);
-    let control = path("control");
+    let control = daemon.path("control").display().to_string();
     assert_eq!(offered(&format!("pvrdmad show qp --control {control} --device ")), ["db1", "db2", "web"]);
     assert_eq!(offered(&format!("pvrdmad remove --control {control} --device db")), ["db1", "db2"]);
     assert_eq!(offered(&format!("pvrdmad upgrade --control {control} --network ")), ["red"]);

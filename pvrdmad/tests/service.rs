@@ -2,41 +2,101 @@
 
 use std::fs;
 use std::io::{ErrorKind, Read};
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::common::process::Daemon;
+use crate::common::daemon::{PROGRAM, Running, TestDaemon};
 use rustix::io::retry_on_intr;
 use rustix::net::{RecvFlags, recv};
 use rustix::process::Signal;
 use serde_json::Value;
-use tempfile::TempDir;
 use vfio_user::Client;
-
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 
 /// Longer than any step takes; a test that waits for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A folder with a configuration file, and the socket at which the service reports its state, as to systemd.
+/// A daemon that has not been started yet, and the socket at which it will report its state, as to systemd.
 struct Place {
-    folder: TempDir,
+    setup: TestDaemon,
     manager: UnixDatagram,
 }
 
 impl Place {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let manager = UnixDatagram::bind(folder.path().join("notify")).unwrap();
+        let setup = TestDaemon::new().env("NOTIFY_SOCKET", "FOLDER/notify").stdout(Stdio::null);
+        let manager = UnixDatagram::bind(setup.path("notify")).unwrap();
         manager.set_read_timeout(Some(PATIENCE)).unwrap();
-        Self { folder, manager }
+        Self { setup, manager }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+    /// With a configuration file, see [`configure`].
+    fn configured(text: &str, devices: &[(u8, &str)]) -> Self {
+        let Self { setup, manager } = Self::new();
+        configure(setup.folder(), text, devices);
+        Self { setup: setup.without_control().arg("--config=FOLDER/config.toml"), manager }
+    }
+
+    /// The service manager expects messages within this time, in microseconds.
+    fn watchdog(self, time: &str) -> Self {
+        Self { setup: self.setup.env("WATCHDOG_USEC", time), ..self }
+    }
+
+    /// Passes a listening socket as descriptor 3, by a shell.
+    fn activated(self, listener: &UnixListener, names: &str) -> Self {
+        let script = format!("LISTEN_PID=$$ LISTEN_FDS=1 {names} exec \"$0\" \"$@\" 3<&0 0</dev/null");
+        let passed = OwnedFd::from(listener.try_clone().unwrap());
+        Self { setup: self.setup.through(&["sh", "-c", &script]).stdin(passed), ..self }
+    }
+
+    fn arg(self, argument: &str) -> Self {
+        Self { setup: self.setup.arg(argument), ..self }
+    }
+
+    /// Starts the daemon, without waiting until it is ready.
+    fn start(self) -> Service {
+        Service { daemon: self.setup.start(), manager: self.manager }
+    }
+
+    /// Starts the daemon and waits until it is ready.
+    fn start_ready(self) -> Service {
+        let service = self.start();
+        service.wait("READY=1");
+        service
+    }
+}
+
+/// Writes the configuration: other text, and numbered devices with further keys. `FOLDER` stands for the folder.
+fn configure(folder: &Path, text: &str, devices: &[(u8, &str)]) {
+    let mut file = format!("control = 'FOLDER/control'\n{text}\n");
+    for (number, more) in devices {
+        file += &format!(
+            "[[device]]\nname = 'vm{number}'\nsocket = 'FOLDER/vm{number}'\nmac = '52:54:00:00:00:0{number}'\n\
+             pin = 'off'\n{more}\n",
+        );
+    }
+    fs::write(folder.join("config.toml"), file.replace("FOLDER", &folder.display().to_string())).unwrap();
+}
+
+struct Service {
+    daemon: Running,
+    manager: UnixDatagram,
+}
+
+impl Deref for Service {
+    type Target = Running;
+
+    fn deref(&self) -> &Running {
+        &self.daemon
+    }
+}
+
+impl Service {
+    fn configure(&self, text: &str, devices: &[(u8, &str)]) {
+        configure(self.folder(), text, devices);
     }
 
     /// The next message to the manager.
@@ -47,45 +107,10 @@ impl Place {
         String::from_utf8(buffer[..length].to_vec()).unwrap()
     }
 
-    /// Writes the configuration: other text, and numbered devices with further keys.
-    fn configure(&self, text: &str, devices: &[(u8, &str)]) {
-        let mut file = format!("control = '{}'\n{text}\n", self.path("control").display());
-        for (number, more) in devices {
-            let socket = self.path(&format!("vm{number}"));
-            file += &format!(
-                "[[device]]\nname = 'vm{number}'\nsocket = '{}'\nmac = '52:54:00:00:00:0{number}'\npin = 'off'\n{more}\n",
-                socket.display()
-            );
-        }
-        fs::write(self.path("config.toml"), file).unwrap();
-    }
-
-    fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(program);
-        command.env("NOTIFY_SOCKET", self.path("notify")).env_remove("RUST_LOG");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        command
-    }
-
-    /// Starts the daemon and waits until it is ready.
-    fn start(&self) -> Service<'_> {
-        let daemon = Daemon::spawn(self.command(PROGRAM).arg("--config").arg(self.path("config.toml")));
-        let service = Service { place: self, daemon };
-        service.wait("READY=1");
-        service
-    }
-}
-
-struct Service<'a> {
-    place: &'a Place,
-    daemon: Daemon,
-}
-
-impl Service<'_> {
     /// Waits until the service reports this word. Returns the message.
     fn wait(&self, word: &str) -> String {
         loop {
-            let message = self.place.message();
+            let message = self.message();
             if message.lines().any(|line| line.starts_with(word)) {
                 return message;
             }
@@ -94,21 +119,10 @@ impl Service<'_> {
 
     /// Makes the daemon reload its configuration. Returns the message that ends the reload.
     fn reload(&self) -> String {
-        self.daemon.signal(Signal::HUP);
+        self.signal(Signal::HUP);
         let begun = self.wait("RELOADING=1");
         assert!(begun.contains("MONOTONIC_USEC="), "systemd wants to know when: {begun}");
         self.wait("READY=1")
-    }
-
-    /// Returns the daemon's status.
-    fn status(&self) -> Value {
-        let output = Command::new(PROGRAM)
-            .args(["status", "--json", "--control"])
-            .arg(self.place.path("control"))
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{output:?}");
-        serde_json::from_slice(&output.stdout).unwrap()
     }
 
     /// Devices with their networks.
@@ -132,101 +146,83 @@ fn is_open(stream: &UnixStream) -> bool {
 
 #[test]
 fn ready_when_all_sockets_listen() {
-    let place = Place::new();
-    place.configure("", &[(1, ""), (2, "")]);
-    let mut command = place.command(PROGRAM);
-    command.arg("--config").arg(place.path("config.toml")).env("WATCHDOG_USEC", "300000");
-    let mut service = Service { place: &place, daemon: Daemon::spawn(&mut command) };
-    let first = place.message();
+    let mut service = Place::configured("", &[(1, ""), (2, "")]).watchdog("300000").start();
+    let first = service.message();
     // The sockets accept connections when readiness is reported, not some time later.
-    let connected = ["vm1", "vm2", "control"].map(|name| UnixStream::connect(place.path(name)).is_ok());
+    let connected = ["vm1", "vm2", "control"].map(|name| UnixStream::connect(service.path(name)).is_ok());
     assert_eq!(connected, [true; 3]);
     assert!(first.starts_with("READY=1\nSTATUS=devices: 2; networks: 1\n"), "{first}");
     for _ in 0..3 {
         service.wait("WATCHDOG=1");
     }
-    service.daemon.signal(Signal::TERM);
+    service.signal(Signal::TERM);
     service.wait("STOPPING=1");
-    assert_eq!(service.daemon.wait(), Some(0));
+    assert_eq!(service.daemon.exit(), Some(0));
 }
 
 /// Without a watchdog interval in its environment, the service sends no watchdog messages.
 #[test]
 fn the_watchdog_is_silent_by_default() {
-    let place = Place::new();
-    place.configure("", &[(1, "")]);
-    let service = place.start();
-    service.daemon.signal(Signal::TERM);
-    assert_eq!(place.message(), "STOPPING=1\n");
+    let service = Place::configured("", &[(1, "")]).start_ready();
+    service.signal(Signal::TERM);
+    assert_eq!(service.message(), "STOPPING=1\n");
 }
 
 /// The old main process names the next one, which then reports for itself. A reload compares with the configuration of
 /// the first start, and the metrics and the control socket stay.
 #[test]
 fn the_next_daemon_becomes_the_main_process() {
-    let place = Place::new();
-    let metrics = format!("metrics = 'unix:{}'", place.path("metrics").display());
-    place.configure(&metrics, &[(1, ""), (2, "")]);
-    let mut command = place.command(PROGRAM);
-    command.arg("--config").arg(place.path("config.toml")).env("WATCHDOG_USEC", "300000");
-    let mut service = Service { place: &place, daemon: Daemon::spawn(&mut command) };
-    service.wait("READY=1");
-    let mut upgrade = Command::new(PROGRAM);
-    upgrade.args(["upgrade", "--daemon", "--control"]).arg(place.path("control"));
-    let output = upgrade.output().unwrap();
-    assert!(output.status.success(), "{output:?}");
+    let metrics = "metrics = 'unix:FOLDER/metrics'";
+    let mut service = Place::configured(metrics, &[(1, ""), (2, "")]).watchdog("300000").start_ready();
+    service.run("upgrade --daemon");
     let main = service.wait("MAINPID=");
     let next = service.status()["pid"].as_i64().unwrap();
     assert_eq!(main, format!("MAINPID={next}\n"));
     let first = service.wait("READY=1");
     assert!(first.starts_with("READY=1\nSTATUS=devices: 2; networks: 1\n"), "{first}");
     service.wait("WATCHDOG=1");
-    assert_eq!(service.daemon.wait(), Some(0));
+    assert_eq!(service.daemon.exit(), Some(0));
     let next = rustix::process::Pid::from_raw(i32::try_from(next).unwrap()).unwrap();
     let tell = |signal| rustix::process::kill_process(next, signal).unwrap();
     // The sockets still exist, and one device is gone from the file.
-    UnixStream::connect(place.path("metrics")).unwrap();
-    place.configure(&metrics, &[(2, "")]);
+    UnixStream::connect(service.path("metrics")).unwrap();
+    service.configure(metrics, &[(2, "")]);
     tell(Signal::HUP);
     service.wait("RELOADING=1");
     let reloaded = service.wait("READY=1");
     assert!(reloaded.contains("STATUS=devices: 1; networks: 1\n"), "{reloaded}");
-    assert_eq!((place.path("vm1").exists(), place.path("vm2").exists()), (false, true));
+    assert_eq!((service.path("vm1").exists(), service.path("vm2").exists()), (false, true));
     tell(Signal::TERM);
     service.wait("STOPPING=1");
-    while place.path("vm2").exists() || place.path("metrics").exists() {
+    while service.path("vm2").exists() || service.path("metrics").exists() {
         std::thread::yield_now();
     }
 }
 
 #[test]
 fn a_reload_is_a_difference() {
-    let place = Place::new();
-    place.configure("", &[(1, ""), (2, "")]);
-    let service = place.start();
-    let clients = [1, 2].map(|number| UnixStream::connect(place.path(&format!("vm{number}"))).unwrap());
+    let service = Place::configured("", &[(1, ""), (2, "")]).start_ready();
+    let clients = [1, 2].map(|number| UnixStream::connect(service.path(&format!("vm{number}"))).unwrap());
     assert!(service.reload().contains("STATUS=devices: 2; networks: 1\n"));
 
     // One device is added to the running network, and two to a new network, which is created with the first of them.
     let red = "[[network]]\nname = 'red'\n[[network]]\nname = 'empty'";
-    place.configure(red, &[(1, ""), (2, ""), (3, ""), (4, "network = 'red'"), (5, "network = 'red'")]);
+    service.configure(red, &[(1, ""), (2, ""), (3, ""), (4, "network = 'red'"), (5, "network = 'red'")]);
     assert!(service.reload().contains("STATUS=devices: 5; networks: 3\n"));
     let devices = service.devices();
     assert_eq!(names(&devices), ["vm1", "vm2", "vm3", "vm4", "vm5"]);
     assert_eq!((devices[2].1.as_str(), devices[4].1.as_str()), ("default", "red"));
     for number in 3..=5 {
-        UnixStream::connect(place.path(&format!("vm{number}"))).unwrap();
+        UnixStream::connect(service.path(&format!("vm{number}"))).unwrap();
     }
 
     // A device that was added by command stays. Devices that are gone from the file are removed, with their network.
-    let added = format!("name=vm9,socket={},mac=52:54:00:00:00:09,pin=off", place.path("vm9").display());
-    let mut add = Command::new(PROGRAM);
-    assert!(add.arg("add").arg("--control").arg(place.path("control")).arg(&added).status().unwrap().success());
-    place.configure("", &[(1, ""), (3, "")]);
+    service.add("vm9", 9, "").unwrap();
+    service.configure("", &[(1, ""), (3, "")]);
     assert!(service.reload().contains("STATUS=devices: 2; networks: 1\n"));
     assert_eq!(names(&service.devices()), ["vm1", "vm3", "vm9"]);
     assert_eq!(service.status()["networks"].as_array().unwrap().len(), 1);
-    assert!(!place.path("vm2").exists() && !place.path("vm4").exists());
+    assert!(!service.path("vm2").exists() && !service.path("vm4").exists());
     assert!(is_open(&clients[0]), "a device that stays has lost its client");
     // The worker closes the client's connection before it confirms the removal.
     clients[1].set_read_timeout(Some(PATIENCE)).unwrap();
@@ -235,13 +231,11 @@ fn a_reload_is_a_difference() {
 
 #[test]
 fn a_reload_that_fails_changes_nothing() {
-    let place = Place::new();
-    place.configure("", &[(1, ""), (2, "")]);
-    let service = place.start();
-    let client = UnixStream::connect(place.path("vm1")).unwrap();
+    let service = Place::configured("", &[(1, ""), (2, "")]).start_ready();
+    let client = UnixStream::connect(service.path("vm1")).unwrap();
     let before = service.devices();
     let fails = |text: &str, devices: &[(u8, &str)], word: &str| {
-        place.configure(text, devices);
+        service.configure(text, devices);
         let said = service.reload();
         assert!(said.contains("the last reload failed") && said.contains(word), "wanted {word}: {said}");
         assert_eq!(service.devices(), before, "{word}");
@@ -250,33 +244,21 @@ fn a_reload_that_fails_changes_nothing() {
     fails("backend =", &[(1, "")], "config.toml");
     fails("[[network]]\nname = 'a'\nspeed = 9", &[(1, "")], "speed");
     fails("captures = 'off'", &[(1, ""), (2, "")], "captures: it cannot change while the daemon runs");
-    fails("", &[(1, "mtu = 9000"), (2, "")], "mtu is that of the uplink");
+    fails("", &[(1, "mtu = 9000"), (2, "")], "`mtu` is a key of a network");
     fails("", &[(1, "roce = 'v1'"), (2, "")], "device vm1: it runs and is described differently");
     fails("[[network]]\nname = 'red'", &[(1, "network = 'red'"), (2, "")], "device vm1: it runs");
     fails("[[network]]\nname = 'default'\npeers = ['10.0.0.0/8']", &[(1, ""), (2, "")], "network default: it runs");
     // The last of several additions fails: the earlier ones are undone, and devices that are gone from the file still
     // run.
-    fs::write(place.path("vm4"), "not a socket").unwrap();
+    fs::write(service.path("vm4"), "not a socket").unwrap();
     let red = "[[network]]\nname = 'red'";
     fails(red, &[(1, ""), (3, "network = 'red'"), (4, "network = 'red'")], "exists and is not a socket");
     assert_eq!(service.status()["networks"].as_array().unwrap().len(), 1);
-    assert!(!place.path("vm3").exists());
+    assert!(!service.path("vm3").exists());
     // The failed reload has left nothing in the way.
-    fs::remove_file(place.path("vm4")).unwrap();
+    fs::remove_file(service.path("vm4")).unwrap();
     assert!(service.reload().contains("STATUS=devices: 3; networks: 2\n"));
     assert_eq!(names(&service.devices()), ["vm1", "vm3", "vm4"]);
-}
-
-/// Starts the program by a shell that passes a listening socket as descriptor 3.
-fn activated(place: &Place, listener: &UnixListener, names: &str, arguments: &[&str]) -> Daemon {
-    let script = format!(
-        "LISTEN_PID=$$ LISTEN_FDS=1 {names} exec '{PROGRAM}' --control '{}' {} 3<&0 0</dev/null",
-        place.path("control").display(),
-        arguments.join(" ")
-    );
-    let mut shell = place.command("sh");
-    let passed = OwnedFd::from(listener.try_clone().unwrap());
-    Daemon::spawn(shell.args(["-c", &script]).stdin(passed).stderr(Stdio::piped()))
 }
 
 /// Returns the inode numbers of a process's sockets.
@@ -295,16 +277,13 @@ fn sockets_of(pid: u64) -> Vec<String> {
 fn sockets_that_were_passed_on() {
     for (names, place_of_socket) in [("", "fd:3"), ("LISTEN_FDNAMES=vm1", "fd:vm1")] {
         let place = Place::new();
-        let path = place.path("activated");
+        let path = place.setup.path("activated");
         let listener = UnixListener::bind(&path).unwrap();
         let inode = format!("socket:[{}]", rustix::fs::fstat(&listener).unwrap().st_ino);
-        let device = format!("--device name=vm1,socket={place_of_socket},mac=52:54:00:00:00:01,pin=off");
-        let other = format!(
-            "--network name=red --device name=vm2,socket={},mac=52:54:00:00:00:02,pin=off,network=red",
-            place.path("vm2").display()
-        );
-        let service = Service { place: &place, daemon: activated(&place, &listener, names, &[&device, &other]) };
-        service.wait("READY=1");
+        let device = format!("--device=name=vm1,socket={place_of_socket},mac=52:54:00:00:00:01,pin=off");
+        let other = "--device=name=vm2,socket=FOLDER/vm2,mac=52:54:00:00:00:02,pin=off,network=red";
+        let place = place.activated(&listener, names).arg(&device).arg("--network=name=red").arg(other);
+        let mut service = place.start_ready();
         Client::new(&path).unwrap();
         let status = service.status();
         let devices = status["devices"].as_array().unwrap();
@@ -316,65 +295,61 @@ fn sockets_that_were_passed_on() {
         let of_the_other = usize::from(status["networks"][0]["name"] != "red");
         assert_eq!((has[of_the_other], has[1 - of_the_other]), (false, true));
         // A device that is added later has no passed socket.
-        let late = "name=vm3,socket=fd:4,mac=52:54:00:00:00:03";
-        let mut add = Command::new(PROGRAM);
-        let output = add.arg("add").arg("--control").arg(place.path("control")).arg(late).output().unwrap();
-        assert!(String::from_utf8_lossy(&output.stderr).contains("no such descriptor was passed"), "{output:?}");
-        drop(service);
+        let late = service.try_run("add name=vm3,socket=fd:4,mac=52:54:00:00:00:03").unwrap_err();
+        assert!(late.contains("no such descriptor was passed"), "{late}");
+        service.daemon.stop();
         assert!(path.exists(), "the socket's file is not ours");
     }
 }
 
 #[test]
 fn unusable_descriptors_are_refused() {
-    let refused = |listener: &UnixListener, place: &Place, device: &str, word: &str| {
-        let mut daemon = activated(place, listener, "", &["--device", device]);
-        let mut said = String::new();
-        daemon.errors().read_to_string(&mut said).unwrap();
-        assert_ne!(daemon.wait(), Some(0));
-        assert!(said.contains(word), "wanted {word}: {said}");
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |listener: &UnixListener, device: &str, word: &str| {
+        let place = Place::new().activated(listener, "").arg(&format!("--device={device}"));
+        let output = place.setup.command().output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains(word), "wanted {word}: {said}");
     };
-    let place = Place::new();
-    let listener = UnixListener::bind(place.path("activated")).unwrap();
+    let listener = UnixListener::bind(folder.path().join("activated")).unwrap();
     let mac = "mac=52:54:00:00:00:01,pin=off";
-    let own = format!("name=vm1,socket={},{mac}", place.path("vm1").display());
-    refused(&listener, &place, &own, "descriptor 3 is no device's");
-    refused(&listener, &place, &format!("name=vm1,socket=fd:4,{mac}"), "no such descriptor was passed");
-    refused(&listener, &place, &format!("name=vm1,socket=fd:3,nic-socket=fd:3,{mac}"), "fd:3 is also");
+    let own = format!("name=vm1,socket={},{mac}", folder.path().join("vm1").display());
+    refused(&listener, &own, "descriptor 3 is no device's");
+    refused(&listener, &format!("name=vm1,socket=fd:4,{mac}"), "no such descriptor was passed");
+    refused(&listener, &format!("name=vm1,socket=fd:3,nic-socket=fd:3,{mac}"), "fd:3 is also");
     let datagrams = UnixDatagram::unbound().unwrap();
-    refused(&OwnedFd::from(datagrams).into(), &place, &own, "no Unix stream socket");
+    refused(&OwnedFd::from(datagrams).into(), &own, "no Unix stream socket");
     let (stream, _other) = UnixStream::pair().unwrap();
-    refused(&OwnedFd::from(stream).into(), &place, &own, "does not listen");
-    assert!(!place.path("vm1").exists());
+    refused(&OwnedFd::from(stream).into(), &own, "does not listen");
+    assert!(!folder.path().join("vm1").exists());
 }
 
 #[test]
 fn a_check_opens_nothing() {
-    let place = Place::new();
     let check = |folder: &Path| {
         let output = Command::new(PROGRAM).arg("check").arg("--config").arg(folder.join("config.toml")).output();
         let output = output.unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (output.status.code(), text(&output.stdout) + &text(&output.stderr))
     };
-    place.configure("", &[(1, ""), (2, "")]);
-    let (status, text) = check(place.folder.path());
+    let place = Place::configured("", &[(1, ""), (2, "")]);
+    let (status, text) = check(place.setup.folder());
     assert_eq!(status, Some(0), "{text}");
     assert!(text.contains("device vm2: socket ") && text.contains("control socket "), "{text}");
-    assert!(!place.path("vm1").exists() && !place.path("control").exists());
+    assert!(!place.setup.path("vm1").exists() && !place.setup.path("control").exists());
     // The same while the daemon runs.
-    let service = place.start();
-    let (status, text) = check(place.folder.path());
+    let mut service = place.start_ready();
+    let (status, text) = check(service.folder());
     assert_eq!(status, Some(0), "{text}");
     assert!(text.contains("warning: device vm1: socket: "), "{text}");
-    drop(service);
-    fs::remove_file(place.path("vm2")).unwrap();
-    fs::create_dir(place.path("vm2")).unwrap();
-    let (status, text) = check(place.folder.path());
+    service.daemon.kill();
+    fs::remove_file(service.path("vm2")).unwrap();
+    fs::create_dir(service.path("vm2")).unwrap();
+    let (status, text) = check(service.folder());
     assert_eq!(status, Some(1), "{text}");
     assert!(text.contains("error: device vm2: socket: ") && text.contains("is not a socket"), "{text}");
-    place.configure("speed = 9", &[(1, "")]);
-    assert_eq!(check(place.folder.path()).0, Some(2));
+    service.configure("speed = 9", &[(1, "")]);
+    assert_eq!(check(service.folder()).0, Some(2));
 }
 
 /// libvirt's XML name space for arguments of QEMU.
@@ -383,15 +358,9 @@ const QEMU: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 /// The domain XML names the functions of the device, also with unusual characters in their paths.
 #[test]
 fn a_domain_for_libvirt() {
-    let place = Place::new();
-    let odd = place.path("n'i<c>&1");
-    let nic = format!("nic-socket = {:?}", odd.display().to_string());
-    place.configure("", &[(1, &nic), (2, "")]);
-    let _service = place.start();
-    let xml = |device: &str| {
-        let mut command = Command::new(PROGRAM);
-        command.args(["xml", "--device", device, "--control"]).arg(place.path("control")).output().unwrap()
-    };
+    let service = Place::configured("", &[(1, "nic-socket = \"FOLDER/n'i<c>&1\""), (2, "")]).start_ready();
+    let odd = service.path("n'i<c>&1");
+    let xml = |device: &str| service.command(&format!("xml --device {device}")).output().unwrap();
     let functions = |device: &str| {
         let text = String::from_utf8(xml(device).stdout).unwrap();
         assert!(text.contains("<access mode='shared'/>") && text.contains("<source type='memfd'/>"), "{text}");
@@ -408,7 +377,7 @@ fn a_domain_for_libvirt() {
     assert_eq!((&zero["addr"], &zero["multifunction"]), (&"10.0".into(), &true.into()));
     assert_eq!(zero["socket"]["path"], odd.display().to_string());
     assert_eq!((&one["addr"], &one["multifunction"]), (&"10.1".into(), &Value::Null));
-    assert_eq!(one["socket"]["path"], place.path("vm1").display().to_string());
+    assert_eq!(one["socket"]["path"], service.path("vm1").display().to_string());
     assert_eq!(functions("vm2").len(), 1);
     assert!(String::from_utf8(xml("vm2").stdout).unwrap().contains("MAC 52:54:00:00:00:02"));
     assert_eq!(xml("vm3").status.code(), Some(1));

@@ -1,112 +1,69 @@
 //! Settings that can be changed while a daemon runs: shares, faults of an uplink, log levels. All of them also hold for
 //! the next worker.
 
-use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::fs::File;
+use std::ops::Deref;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::common::PATIENCE;
-use crate::common::process::Daemon;
+use crate::common::daemon::{PROGRAM, Running, TestDaemon};
 use crate::common::traffic::{Guest, gid, mac, transfer};
 use pvrdma_dev::testing::{Path, QpInit, SendWr, status};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
-
 /// A daemon with the network `red` and one device there.
 struct Host {
-    folder: TempDir,
-    daemon: Daemon,
+    daemon: Running,
     number: u8,
 }
 
+impl Deref for Host {
+    type Target = Running;
+
+    fn deref(&self) -> &Running {
+        &self.daemon
+    }
+}
+
 impl Host {
-    /// Starts a daemon. `network` holds further keys of the network, and further options after them.
+    /// Starts a daemon. `network` holds further keys of the network.
     fn start(number: u8, isolate: &str, network: &str) -> Self {
-        let file = |folder: &TempDir| File::create(folder.path().join("log")).unwrap().into();
-        Self::start_logging(number, isolate, network, file)
+        Self::start_as(TestDaemon::new().isolate(isolate), number, network)
     }
 
-    fn start_logging(number: u8, isolate: &str, network: &str, log: impl FnOnce(&TempDir) -> Stdio) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("device");
-        let device = format!("name=vm,socket={},mac=52:54:00:00:03:{number:02x}", socket.display());
-        let mut command = Command::new(PROGRAM);
-        // With `strict`, a system call outside the filter kills the process, and the test fails.
-        command.args(["--sandbox=strict", "--isolate", isolate, "--network"]);
-        command.args(format!("name=red{network}").split(' '));
-        command.args(["--device", &format!("{device},network=red,pin=off"), "--control"]);
-        command.arg(folder.path().join("control")).env("RUST_LOG", "info");
-        let daemon = Daemon::start(command.stderr(log(&folder)));
-        Self { folder, daemon, number }
+    fn start_as(daemon: TestDaemon, number: u8, network: &str) -> Self {
+        Self { daemon: daemon.network("red", network).device("vm", number, "network=red").start(), number }
     }
 
     /// Starts two daemons whose uplinks are connected to each other.
     fn start_pair(isolate: &str) -> (TempDir, [Self; 2]) {
         let wires = tempfile::tempdir().unwrap();
         let [a, b] = ["a", "b"].map(|end| wires.path().join(end).display().to_string());
-        let near = Self::start(1, isolate, &format!(",uplink=unix-dgram:{a}:{b},mtu=9000"));
-        let far = Self::start(2, isolate, &format!(",uplink=unix-dgram:{b}:{a},mtu=9000"));
+        let near = Self::start(1, isolate, &format!("uplink=unix-dgram:{a}:{b},mtu=9000"));
+        let far = Self::start(2, isolate, &format!("uplink=unix-dgram:{b}:{a},mtu=9000"));
         (wires, [near, far])
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
     fn guest(&self) -> Guest {
-        Guest::new(self.number, &self.path("device"))
-    }
-
-    /// Runs a command of the program.
-    fn run(&self, line: &str) -> Result<String, String> {
-        let mut command = Command::new(PROGRAM);
-        let output = command.args(line.split(' ')).arg("--control").arg(self.path("control")).output().unwrap();
-        match output.status.success() {
-            true => Ok(String::from_utf8(output.stdout).unwrap()),
-            false => Err(String::from_utf8(output.stderr).unwrap()),
-        }
-    }
-
-    fn status(&self) -> Value {
-        serde_json::from_str(&self.run("status --json").unwrap()).unwrap()
+        self.daemon.guest("vm", self.number)
     }
 
     fn share(&self, words: &str) -> Result<Value, String> {
-        self.run(format!("share --device vm --json {words}").trim_end())
-            .map(|text| serde_json::from_str(&text).unwrap())
+        self.try_run(&format!("share --device vm --json {words}")).map(|text| serde_json::from_str(&text).unwrap())
     }
 
     /// Kills the worker, and waits for the next one.
     fn next_worker(&self) {
-        let pid = || self.status()["networks"][0]["pid"].as_i64();
-        let old = pid().unwrap();
-        kill_process(Pid::from_raw(i32::try_from(old).unwrap()).unwrap(), Signal::KILL).unwrap();
-        let start = Instant::now();
-        while pid().is_none_or(|now| now == old) {
-            assert!(start.elapsed() < PATIENCE);
-        }
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(self.path("log")).unwrap()
-    }
-
-    /// Ends the daemon, and waits for its exit.
-    fn stop(&mut self) {
-        self.daemon.stop();
+        self.crash("red");
     }
 }
 
 #[test]
 fn a_share_changes_while_the_device_runs() {
     for isolate in ["network", "none"] {
-        let host = Host::start(1, isolate, ",link-rate=10G");
+        let host = Host::start(1, isolate, "link-rate=10G");
         let guest = host.guest();
         let share = |weight: &str, max: &str, min: &str| json!({"weight": weight, "max-rate": max, "min-rate": min, "qp-max-rate": "off", "burst": "off"});
         assert_eq!(host.share(""), Ok(share("100", "off", "off")), "{isolate}");
@@ -128,7 +85,7 @@ fn a_share_changes_while_the_device_runs() {
         }
         assert_eq!(host.share(""), Ok(share("300", "9500M", "1G")), "{isolate}");
         assert_eq!(host.share("max-rate=off min-rate=off weight=100"), Ok(share("100", "off", "off")));
-        assert!(host.run("share --device vm9 weight=1").unwrap_err().contains("there is no device 'vm9'"));
+        assert!(host.try_run("share --device vm9 weight=1").unwrap_err().contains("there is no device 'vm9'"));
     }
 }
 
@@ -155,52 +112,30 @@ fn faults_come_and_go_while_the_daemon_runs() {
         let ends = [near.guest(), far.guest()];
         transfer(&ends[0], &ends[1], 5);
         assert_eq!(near.status()["networks"][0]["fault"], Value::Null);
-        near.run("fault --network red loss:1").unwrap();
+        near.run("fault --network red loss:1");
         assert_eq!(near.status()["networks"][0]["fault"], "loss:1/seed:1");
         assert_eq!(knock(&ends[0], &ends[1]), status::RETRY_EXC, "{isolate}");
         assert_eq!(knock(&ends[1], &ends[0]), status::RETRY_EXC, "{isolate}");
         // All kinds of faults, some of which hold frames back, and then none.
-        near.run("fault --network red delay:0.5/reorder:0.2/duplicate:0.2/corrupt:0.05/seed:3").unwrap();
-        near.run("fault --network red off").unwrap();
+        near.run("fault --network red delay:0.5/reorder:0.2/duplicate:0.2/corrupt:0.05/seed:3");
+        near.run("fault --network red off");
         transfer(&ends[0], &ends[1], 5);
         transfer(&ends[1], &ends[0], 5);
         if isolate == "network" {
-            near.run("fault --network red loss:1").unwrap();
+            near.run("fault --network red loss:1");
             drop(ends);
             near.next_worker();
             let ends = [near.guest(), far.guest()];
             assert_eq!(knock(&ends[0], &ends[1]), status::RETRY_EXC);
-            near.run("fault --network red off").unwrap();
+            near.run("fault --network red off");
             transfer(&ends[0], &ends[1], 5);
         }
-        assert!(near.run("fault loss:1").unwrap_err().contains("there is no network 'default' (the networks are red)"));
+        assert!(
+            near.try_run("fault loss:1").unwrap_err().contains("there is no network 'default' (the networks are red)")
+        );
     }
     let alone = Host::start(1, "network", "");
-    assert!(alone.run("fault --network red loss:1").unwrap_err().contains("network red has no uplink"));
-}
-
-/// The events of a subscriber.
-struct Events(BufReader<UnixStream>);
-
-impl Events {
-    fn of(host: &Host) -> Self {
-        let stream = UnixStream::connect(host.path("control")).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        (&stream).write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"events\"}\n").unwrap();
-        let mut events = Self(BufReader::new(stream));
-        assert_eq!(events.line()["result"], json!({}));
-        events
-    }
-
-    fn next(&mut self) -> Value {
-        self.line()["params"].take()
-    }
-
-    fn line(&mut self) -> Value {
-        let mut line = String::new();
-        self.0.read_line(&mut line).unwrap();
-        serde_json::from_str(&line).unwrap()
-    }
+    assert!(alone.try_run("fault --network red loss:1").unwrap_err().contains("network red has no uplink"));
 }
 
 /// A queue pair that fails reports its history to the log and to subscribers. A queue pair that its guest ends reports
@@ -211,10 +146,10 @@ fn a_failed_queue_pair_reports_its_history() {
         let (_wires, [near, far]) = Host::start_pair(isolate);
         let ends = [near.guest(), far.guest()];
         transfer(&ends[0], &ends[1], 5);
-        let mut events = Events::of(&near);
-        near.run("fault --network red loss:1").unwrap();
+        let mut events = near.events();
+        near.run("fault --network red loss:1");
         assert_eq!(knock(&ends[0], &ends[1]), status::RETRY_EXC, "{isolate}");
-        let event = events.next();
+        let event = events.next().unwrap();
         assert_eq!((&event["event"], &event["device"]), (&json!("queue-pair-failed"), &json!("vm")), "{event}");
         assert_eq!((&event["network"], &event["peer"]), (&json!("red"), &json!("10.33.0.2")), "{event}");
         let history = event["history"].as_str().unwrap();
@@ -234,11 +169,11 @@ fn a_failed_queue_pair_reports_its_history() {
 /// With JSON logs, each line of each process is an object; lines of a network's process contain its name.
 #[test]
 fn the_log_as_json() {
-    let mut host = Host::start(1, "network", " --log-format json");
-    host.run("log-level info,pvrdmad::worker=debug").unwrap();
-    host.run("link down --device vm").unwrap();
+    let mut host = Host::start_as(TestDaemon::new().arg("--log-format=json"), 1, "");
+    host.run("log-level info,pvrdmad::worker=debug");
+    host.run("link down --device vm");
     host.next_worker();
-    host.stop();
+    host.daemon.stop();
     let log = host.log();
     let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
     let find = |words: &str| {
@@ -256,23 +191,24 @@ fn the_log_as_json() {
 /// The daemon serves even if its log cannot be written.
 #[test]
 fn a_daemon_that_cannot_log_serves() {
-    let full = || Stdio::from(File::options().write(true).open("/dev/full").unwrap());
-    let closed = || Stdio::from(std::io::pipe().unwrap().1);
+    let full: fn() -> Stdio = || File::options().write(true).open("/dev/full").unwrap().into();
+    let closed: fn() -> Stdio = || std::io::pipe().unwrap().1.into();
     for format in ["text", "json"] {
-        for silent in [full, closed] as [fn() -> Stdio; 2] {
-            let host = Host::start_logging(1, "network", &format!(" --log-format {format}"), |_| silent());
+        for silent in [full, closed] {
+            let daemon = TestDaemon::new().arg(&format!("--log-format={format}")).stderr(silent);
+            let host = Host::start_as(daemon, 1, "");
             let guest = host.guest();
             transfer(&guest, &guest, 3);
-            host.run("link down --device vm").unwrap();
+            host.run("link down --device vm");
             drop(guest);
             host.next_worker();
-            host.run("link up --device vm").unwrap();
+            host.run("link up --device vm");
             let guest = host.guest();
             transfer(&guest, &guest, 3);
         }
     }
     // A daemon that cannot start exits with its status even if the error cannot be printed.
-    for silent in [full, closed] as [fn() -> Stdio; 2] {
+    for silent in [full, closed] {
         let status = Command::new(PROGRAM).arg("--config=/no/such").stderr(silent()).status().unwrap();
         assert_eq!(status.code(), Some(2));
     }
@@ -281,18 +217,18 @@ fn a_daemon_that_cannot_log_serves() {
 #[test]
 fn the_log_level_changes_while_the_daemon_runs() {
     let mut host = Host::start(1, "network", "");
-    host.run("link down --device vm").unwrap();
-    host.run("log-level off").unwrap();
-    host.run("link up --device vm").unwrap();
+    host.run("link down --device vm");
+    host.run("log-level off");
+    host.run("link up --device vm");
     // The last messages of a killed worker: at this level there are none.
     host.next_worker();
     let quiet = host.log();
     assert!(quiet.contains("its link goes Down") && !quiet.contains("its link goes Up"), "{quiet}");
     assert!(!quiet.contains("serves (process"), "{quiet}");
-    host.run("log-level warn,pvrdmad::worker=debug").unwrap();
+    host.run("log-level warn,pvrdmad::worker=debug");
     host.next_worker();
-    host.run("link down --device vm").unwrap();
-    host.stop();
+    host.run("link down --device vm");
+    host.daemon.stop();
     let log = host.log();
     assert!(log.contains("the next one starts in"), "{log}");
     assert!(!log[quiet.len()..].contains("its link goes"), "{log}");

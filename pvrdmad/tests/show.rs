@@ -1,64 +1,31 @@
 //! Output of `pvrdmad show` about the objects of a guest.
 
-use std::path::PathBuf;
-use std::process::{Command, Output};
-
-use crate::common::process::Daemon;
-use crate::common::remote::probe;
+use crate::common::daemon::{Running, TestDaemon};
 use pvrdma_dev::{
     ObjectKind,
     testing::{Path, QpInit, RecvWr, SendWr, access},
 };
 use pvrdma_verbs_types::Gid;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 const GID: Gid = Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
 
-/// A daemon with the device `vm0`.
-struct Place {
-    folder: TempDir,
-    _daemon: Daemon,
+/// Starts a daemon with the device `vm0`.
+fn start() -> Running {
+    TestDaemon::new().device("vm0", 1, "").start()
 }
 
-impl Place {
-    fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name).display().to_string();
-        let device = format!("name=vm0,socket={},mac=52:54:00:00:00:01,pin=off", path("device"));
-        let mut command = Command::new(PROGRAM);
-        command.args(["--sandbox", "strict", "--device", &device, "--control", &path("control")]);
-        let daemon = Daemon::start(&mut command);
-        Self { folder, _daemon: daemon }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn run(&self, arguments: &[&str]) -> Output {
-        Command::new(PROGRAM).args(arguments).arg("--control").arg(self.path("control")).output().unwrap()
-    }
-
-    fn text(&self, arguments: &[&str]) -> String {
-        let output = self.run(arguments);
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn show(&self, object: &str) -> Value {
-        serde_json::from_str(&self.text(&["show", object, "--device", "vm0", "--json"])).unwrap()
-    }
+fn show(daemon: &Running, object: &str) -> Value {
+    serde_json::from_str(&daemon.run(&format!("show {object} --device vm0 --json"))).unwrap()
 }
 
 #[test]
 fn objects_of_a_guest_are_shown() {
-    let place = Place::start();
-    assert_eq!(place.show("qp"), json!([]));
-    assert_eq!(place.show("device")["phase"], "reset");
+    let daemon = start();
+    assert_eq!(show(&daemon, "qp"), json!([]));
+    assert_eq!(show(&daemon, "device")["phase"], "reset");
 
-    let driver = probe(&place.path("device"), 16 << 20);
+    let driver = daemon.probe("vm0");
     driver.bind_gid(3, GID).unwrap();
     let context = driver.open().unwrap();
     let pd = driver.create_pd(Some(&context)).unwrap();
@@ -70,14 +37,14 @@ fn objects_of_a_guest_are_shown() {
     qp.to_rtr(&Path::to(GID, 0x77)).unwrap();
     qp.publish_recv(&[RecvWr::new(1, &[]), RecvWr::new(2, &[]), RecvWr::new(3, &[])]).unwrap();
 
-    let device = place.show("device");
+    let device = show(&daemon, "device");
     assert_eq!((&device["phase"], &device["name"]), (&json!("active"), &json!("vm0")));
     assert_eq!((&device["objects"]["qps"], &device["objects"]["mrs"]), (&json!(1), &json!(1)));
     assert_eq!((&device["limits"]["max_qp"], &device["limits"]["gid_table"]), (&json!(16_384), &json!(256)));
     let gids = json!([{"index": 3, "gid": "fe80::1", "type": "v2", "vlan": null}]);
-    assert_eq!(place.show("gid"), gids);
+    assert_eq!(show(&daemon, "gid"), gids);
 
-    let shown = place.show("qp")[0].clone();
+    let shown = show(&daemon, "qp")[0].clone();
     assert_eq!(
         (&shown["qpn"], &shown["type"], &shown["attrs"]["state"]),
         (&json!(qp.qpn), &json!("RC"), &json!("RTR"))
@@ -87,39 +54,39 @@ fn objects_of_a_guest_are_shown() {
     assert_eq!(shown["recv_ring"], json!({"size": 32, "head": 0, "tail": 3, "used": 3}));
     assert!(shown["attrs"].get("qkey").is_none(), "{shown}");
     assert_eq!(
-        place.show("traffic"),
+        show(&daemon, "traffic"),
         json!([{
             "qpn": qp.qpn, "type": "RC", "state": "RTR", "peer": {"qpn": 0x77, "gid": "fe80::1"},
             "send_ring_used": 0, "send_ring_size": 16,
             "progress": {"requests": 0, "bytes": 0, "retries_left": 0, "path": "unresolved"},
         }])
     );
-    let cq = place.show("cq")[0].clone();
+    let cq = show(&daemon, "cq")[0].clone();
     assert_eq!((&cq["ring"]["size"], &cq["ring"]["used"], &cq["state"]), (&json!(64), &json!(0), &json!("not armed")));
-    let region = place.show("mr")[0].clone();
+    let region = show(&daemon, "mr")[0].clone();
     assert_eq!((&region["kind"], &region["length"], &region["pd"]), (&json!("user"), &json!(8192), &shown["pd"]));
     assert!(region.get("lkey").is_none() && region.get("rkey").is_none(), "{region}");
-    let rings = place.show("ring");
+    let rings = show(&daemon, "ring");
     assert_eq!((&rings[0]["state"], &rings[1]["name"]), (&json!("open"), &json!("CQ notifications")));
 
     for object in ObjectKind::ALL.map(ObjectKind::name) {
-        let text = place.text(&["show", object, "--device", "vm0"]);
+        let text = daemon.run(&format!("show {object} --device vm0"));
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
-    let text = place.text(&["status"]);
+    let text = daemon.run("status");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-    let table = place.text(&["show", "qp", "--device", "vm0"]);
+    let table = daemon.run("show qp --device vm0");
     assert!(table.contains("RTR") && table.contains("3/32 0:3") && table.contains("fe80::1"), "{table}");
 
     qp.destroy().unwrap();
     mr.destroy().unwrap();
-    assert_eq!((place.show("qp"), place.show("mr")), (json!([]), json!([])));
+    assert_eq!((show(&daemon, "qp"), show(&daemon, "mr")), (json!([]), json!([])));
 }
 
 #[test]
 fn a_way_to_a_peer_of_this_process() {
-    let place = Place::start();
-    let driver = probe(&place.path("device"), 16 << 20);
+    let daemon = start();
+    let driver = daemon.probe("vm0");
     driver.bind_gid(0, GID).unwrap();
     let pd = driver.create_pd(None).unwrap();
     let mut cq = driver.create_cq(None, 64).unwrap();
@@ -127,7 +94,7 @@ fn a_way_to_a_peer_of_this_process() {
     left.connect(&Path::to(GID, right.qpn)).unwrap();
     right.connect(&Path::to(GID, left.qpn)).unwrap();
     let of = |qpn: u32| {
-        let shown = place.show("qp");
+        let shown = show(&daemon, "qp");
         shown.as_array().unwrap().iter().find(|qp| qp["qpn"] == qpn).unwrap().clone()
     };
 
@@ -141,18 +108,16 @@ fn a_way_to_a_peer_of_this_process() {
     assert_eq!((&sender["send_ring"]["head"], &sender["send_ring"]["tail"]), (&json!(1), &json!(1)), "{sender}");
     assert_eq!((&receiver["recv_ring"]["head"], &receiver["recv_ring"]["used"]), (&json!(1), &json!(0)), "{receiver}");
     assert_eq!(receiver["adapter"]["responder"]["established"], true, "{receiver}");
-    let table = place.text(&["show", "qp", "--device", "vm0"]);
+    let table = daemon.run("show qp --device vm0");
     assert!(table.contains("local") && table.lines().all(|line| line.chars().count() <= 80), "{table}");
-    let qps = &place.show("cq")[0]["adapter"]["qps"];
+    let qps = &show(&daemon, "cq")[0]["adapter"]["qps"];
     assert_eq!(*qps, json!([left.qpn, right.qpn]));
-    assert_eq!(place.show("device")["backend"]["gids"][0]["gid"], json!("fe80::1"));
+    assert_eq!(show(&daemon, "device")["backend"]["gids"][0]["gid"], json!("fe80::1"));
 }
 
 #[test]
 fn mistakes_are_named() {
-    let place = Place::start();
-    let output = place.run(&["show", "qp", "--device", "vm9"]);
-    assert!(!output.status.success());
-    let text = String::from_utf8(output.stderr).unwrap();
+    let daemon = start();
+    let text = daemon.try_run("show qp --device vm9").unwrap_err();
     assert!(text.contains("there is no device 'vm9'"), "{text}");
 }

@@ -1,9 +1,9 @@
 //! Two daemons on separate hosts, each with a device, connected by each kind of uplink.
 
-use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
+use std::rc::Rc;
 
+use crate::common::daemon::{Running, TestDaemon};
 use crate::common::traffic::{Guest, gid, mac, transfer};
 use pvrdma_dev::testing::{Path, QpInit, SendWr, access, status, wait_for};
 use pvrdma_verbs::testing::skipped;
@@ -11,90 +11,52 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use serde_json::Value;
 use tempfile::TempDir;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 /// A daemon with one device, and the guest that uses it.
 struct Site {
     guest: Guest,
-    /// `None` for the second device of a daemon.
-    daemon: Option<Child>,
-    control: PathBuf,
-    _folder: TempDir,
+    /// Shared by the devices of one daemon.
+    daemon: Rc<Running>,
 }
 
 impl Site {
-    /// Starts the daemon, in a network namespace if one is given.
-    fn start(number: u8, namespace: Option<&Namespace>, options: &str) -> Self {
-        Self::start_with(number, namespace, options, &[])
+    /// Starts the daemon, in a network namespace if one is given. `network` has the keys of its network.
+    fn start(number: u8, namespace: Option<&Namespace>, network: &str) -> Self {
+        Self::start_with(number, namespace, network, "address=any")
     }
 
-    fn start_with(number: u8, namespace: Option<&Namespace>, options: &str, more: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let (socket, control) = (folder.path().join("device"), folder.path().join("control"));
-        let device = format!("name=vm{number},socket={},mac=52:54:00:00:03:{number:02x}", socket.display());
-        let mut command = match namespace {
-            Some(Namespace(name)) => {
-                let mut command = Command::new("ip");
-                command.args(["netns", "exec", name, PROGRAM]);
-                command
-            }
-            None => Command::new(PROGRAM),
-        };
-        // With `strict`, a system call outside the filter kills the process, and the test fails.
-        command.args(["--sandbox", "strict"]);
-        command
-            .arg("--device")
-            .arg(format!("{device},pin=off,address=any,{options}"))
-            .arg("--control")
-            .arg(&control)
-            .args(more);
-        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().next();
-        assert!(ready.is_some_and(|line| line.unwrap().contains("ready")), "the daemon ended at its start");
-        let guest = Guest::new(number, &socket);
-        Self { guest, daemon: Some(daemon), control, _folder: folder }
+    /// Same as [`Self::start`], with these keys of the device.
+    fn start_with(number: u8, namespace: Option<&Namespace>, network: &str, keys: &str) -> Self {
+        let daemon = TestDaemon::new().network("default", network);
+        let daemon = namespace.into_iter().fold(daemon, |daemon, Namespace(name)| daemon.inside(name));
+        Self::of(&Rc::new(daemon.device(&format!("vm{number}"), number, keys).start()), number)
     }
 
     /// Starts the daemon with two devices on one uplink.
-    fn start_two([first, second]: [u8; 2], options: &str) -> [Self; 2] {
-        let neighbour = tempfile::tempdir().unwrap();
-        let socket = neighbour.path().join("device");
-        let device = format!("name=vm{second},socket={},mac=52:54:00:00:03:{second:02x}", socket.display());
-        let first =
-            Self::start_with(first, None, options, &["--device", &format!("{device},pin=off,address=any,{options}")]);
-        let guest = Guest::new(second, &socket);
-        let second = Self { guest, daemon: None, control: first.control.clone(), _folder: neighbour };
-        [first, second]
+    fn start_two(numbers: [u8; 2], network: &str) -> [Self; 2] {
+        let daemon = TestDaemon::new().network("default", network);
+        let daemon = numbers
+            .into_iter()
+            .fold(daemon, |daemon, number| daemon.device(&format!("vm{number}"), number, "address=any"));
+        let daemon = Rc::new(daemon.start());
+        numbers.map(|number| Self::of(&daemon, number))
+    }
+
+    fn of(daemon: &Rc<Running>, number: u8) -> Self {
+        Self { guest: daemon.guest(&format!("vm{number}"), number), daemon: Rc::clone(daemon) }
     }
 
     fn counters(&self) -> Value {
         self.report()["adapter"].clone()
     }
 
-    fn status(&self) -> Value {
-        let output = Command::new(PROGRAM).args(["status", "--json", "--control"]).arg(&self.control).output().unwrap();
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
     /// Returns `true` if frames can pass the uplink.
     fn is_up(&self) -> bool {
-        self.status()["networks"][0]["uplink"]["up"] == true
+        self.daemon.network("default")["uplink"]["up"] == true
     }
 
     /// Returns the device's part of the status.
     fn report(&self) -> Value {
-        let status = self.status();
-        let devices = status["devices"].as_array().unwrap().iter();
-        let name = format!("vm{}", self.guest.number);
-        devices.clone().find(|device| device["name"] == name.as_str()).unwrap().clone()
-    }
-}
-
-impl Drop for Site {
-    fn drop(&mut self) {
-        if let Some(daemon) = &mut self.daemon {
-            let _ = daemon.kill();
-            let _ = daemon.wait();
-        }
+        self.daemon.report(&format!("vm{}", self.guest.number))
     }
 }
 
@@ -221,7 +183,7 @@ fn an_uplink_fails_over() {
     let Some([a, b]) = two_cables() else { return };
     let near = Site::start(1, Some(&a), "uplink=af_packet:wire+spare,mtu=4500");
     let far = Site::start(2, Some(&b), "uplink=tap:tap0,mtu=4500");
-    let interface = || near.status()["networks"][0]["interface"].clone();
+    let interface = || near.daemon.status()["networks"][0]["interface"].clone();
     let active = |name: &str| wait_for("a fail-over", || (interface()["active"] == name).then_some(()));
     active("wire");
 
@@ -301,7 +263,7 @@ fn a_network_card_on_an_interface_beside_a_vlan() {
     let Some([host, _other]) = Namespace::pair("card") else { return };
     host.do_ip("link add card type veth peer name guest");
     host.do_ip("link set guest address 52:54:00:00:03:01");
-    let site = Site::start(1, Some(&host), "uplink=af_packet:wire,vlan=10,nic=af_packet:card");
+    let site = Site::start_with(1, Some(&host), "uplink=af_packet:wire,vlan=10", "nic=af_packet:card,address=any");
     // The kernel at the other end looks for neighbours and routers as soon as its interface is up.
     for end in ["card", "guest"] {
         host.do_ip(&format!("link set {end} up"));
@@ -339,7 +301,7 @@ impl Authority {
         Self(issuer, tempfile::tempdir().unwrap())
     }
 
-    /// The network of a daemon with a certificate for `name`.
+    /// Keys of the network of a daemon with a certificate for `name`.
     fn network(&self, uplink: &str, name: &str) -> String {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new([name.to_owned()]).unwrap().signed_by(&key, &self.0).unwrap();
@@ -349,7 +311,7 @@ impl Authority {
             std::fs::write(&path, text).unwrap();
             format!("tls-{what}={}", path.display())
         });
-        format!("name=n,uplink={uplink},mtu=9000,{}", keys.join(","))
+        format!("uplink={uplink},mtu=9000,{}", keys.join(","))
     }
 }
 
@@ -360,7 +322,7 @@ fn a_connection_with_tls() {
     let [.., high, low] = std::process::id().to_be_bytes();
     let address = format!("127.{}.{low}.5", 64 | high & 0x3f);
     let (ours, other) = (Authority::new(), Authority::new());
-    let start = |number, network: String| Site::start_with(number, None, "network=n", &["--network", &network]);
+    let start = |number, network: String| Site::start(number, None, &network);
     let connects = format!("tls-connect:{address}:4790");
     let listening = start(1, ours.network(&format!("tls:{address}:4790"), &address));
     let stranger = start(3, other.network(&connects, &address));

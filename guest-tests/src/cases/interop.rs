@@ -13,7 +13,9 @@ use super::perftest;
 use super::programs::{self, ALL_SIZES, CONNECTED, DATAGRAMS, LOSSY, MANAGED, Program};
 use super::shared::{Machines, Shared};
 use crate::endpoints::{Endpoints, network_script};
-use crate::guest_with_daemon::{GuestWithDaemon, IPV4, IPV6, LINK_LOCAL, MAC, MEMORY_MIB, addresses, cable, datagrams};
+use crate::guest_with_daemon::{
+    GuestWithDaemon, HostOptions, IPV4, IPV6, LINK_LOCAL, MAC, MEMORY_MIB, addresses, cable, datagrams,
+};
 use crate::image::GuestImage;
 use crate::pair::PVRDMA_DEVICE;
 use crate::vm::{Nic, NicModel, Vm, VmBuilder};
@@ -179,12 +181,12 @@ impl Machines for RxePair {
 }
 
 impl RxePair {
-    /// Boots both. `options` are additional options of the PVRDMA device.
-    pub(super) fn boot(image: &GuestImage, options: &str) -> Result<Self> {
+    /// Boots both. `more` are additional keys of the network of the PVRDMA device.
+    pub(super) fn boot(image: &GuestImage, more: &str) -> Result<Self> {
         let directory =
             tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
         let [a, b] = cable(directory.path());
-        let options = format!("uplink={},mtu={MTU}{options}", datagrams(&a, &b));
+        let options = HostOptions::new(format!("uplink={},mtu={MTU}{more}", datagrams(&a, &b)));
         let ours = GuestWithDaemon::start(image, &directory.path().join("a"), "a", MAC[0], &options)?;
         let nic = Nic { model: NicModel::Virtio, mac: MAC[1].to_owned(), local: b, remote: a };
         let theirs = VmBuilder::new(image, directory.path()).name("b").memory_mib(MEMORY_MIB).nic(nic).start()?;

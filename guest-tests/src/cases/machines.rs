@@ -13,7 +13,7 @@ use super::case::{Case, skip};
 use super::exchange::{Programs, Ready, finish};
 use super::pingpong::pingpong;
 use crate::endpoints::{Endpoints, gid_index, listens};
-use crate::guest_with_daemon::{GuestWithDaemon, MAC, addresses, cable, datagrams};
+use crate::guest_with_daemon::{GuestWithDaemon, HostOptions, MAC, addresses, cable, datagrams};
 use crate::image::GuestImage;
 use crate::pair::{Link, LinkKind, PVRDMA_DEVICE, Pair, PairOptions};
 use crate::vm::{MemoryKind, Vm};
@@ -216,10 +216,10 @@ fn sixteen_gib(image: &GuestImage) -> Result<String> {
     }
     let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
     let cable = cable(directory.path());
-    let uplink = format!("uplink={}", datagrams(&cable[0], &cable[1]));
+    let network = format!("uplink={}", datagrams(&cable[0], &cable[1]));
     let started = Instant::now();
-    let options = format!("pin=all,{uplink}");
-    let guest = GuestWithDaemon::start_with(image, directory.path(), "large", MAC[0], &options, MIB)?;
+    let options = HostOptions { device: ",pin=all".to_owned(), memory_mib: MIB, ..HostOptions::new(network) };
+    let guest = GuestWithDaemon::start(image, directory.path(), "large", MAC[0], &options)?;
     let run = || -> Result<String> {
         guest.bring_up(&addresses(0), 1500)?;
         let up = started.elapsed();

@@ -9,7 +9,7 @@ use super::case::{Case, skip};
 use super::programs::{self, ALL_SIZES, CONNECTED, DATAGRAMS, Program};
 use super::shared::Shared;
 use super::two_daemons::TwoDaemons;
-use crate::guest_with_daemon::{IPV4, IPV6};
+use crate::guest_with_daemon::{HostOptions, IPV4, IPV6};
 use crate::image::GuestImage;
 use crate::namespaces::{INTERFACE, Namespaces};
 
@@ -56,7 +56,7 @@ fn group(name: &str, programs: &[Program], hosts: &Rc<Shared<TwoDaemons>>, ip: [
 fn boot(image: &GuestImage, purpose: &str, wire_mtu: u32, mtu: u32, uplink: fn(usize) -> String) -> Result<TwoDaemons> {
     let network =
         Namespaces::new(purpose, wire_mtu, OUTER.map(Into::into)).map_err(|error| skip(format!("{error:#}")))?;
-    TwoDaemons::boot_in(Some(network), image, mtu, |_, end| format!("{},mtu={mtu}", uplink(end)))
+    TwoDaemons::boot_in(Some(network), image, mtu, |_, end| HostOptions::new(format!("{},mtu={mtu}", uplink(end))))
 }
 
 fn vxlan(end: usize) -> String {

@@ -7,14 +7,15 @@ use super::case::Case;
 use super::programs::{self, SMOKE};
 use super::shared::{Machines, Shared};
 use super::two_daemons::TwoDaemons;
-use crate::guest_with_daemon::{IPV4, cable, datagrams};
+use crate::guest_with_daemon::{HostOptions, IPV4, cable, datagrams};
 
 /// Four programs, and IP.
 pub(crate) fn cases() -> Vec<Case> {
     let both = Shared::new(|image| {
-        TwoDaemons::boot_beside_qemu_nics(image, 1500, |directory, end| {
+        TwoDaemons::boot(image, 1500, |directory, end| {
             let cable = cable(directory);
-            format!("uplink={}", datagrams(&cable[end], &cable[1 - end]))
+            let network = format!("uplink={}", datagrams(&cable[end], &cable[1 - end]));
+            HostOptions { qemu_nic: true, ..HostOptions::new(network) }
         })
     });
     let mut cases = programs::cases("qemu-nic", &SMOKE, &both, |both: &TwoDaemons, program, server| {

@@ -11,17 +11,16 @@ use super::case::Case;
 use super::programs::{self, CONNECTED, DATAGRAMS, MANAGED, Program};
 use super::shared::{Machines, Shared};
 use super::two_daemons::TwoDaemons;
-use crate::guest_with_daemon::{IPV4, cable, datagrams};
+use crate::guest_with_daemon::{HostOptions, IPV4, cable, datagrams};
 use crate::pair::PVRDMA_DEVICE;
 
 /// Without and with a VLAN tag. Both ends are equal, so one direction is enough.
 pub(crate) fn cases() -> Vec<Case> {
     let programs: Vec<Program> = CONNECTED.into_iter().chain(DATAGRAMS).map(Program::one_way).collect();
     let few: Vec<Program> = MANAGED.into_iter().chain(DATAGRAMS).map(Program::one_way).collect();
-    let untagged =
-        Shared::new(|image| TwoDaemons::boot(image, 1500, |directory, end| cabled(directory, end, "roce=v1")));
+    let untagged = Shared::new(|image| TwoDaemons::boot(image, 1500, |directory, end| cabled(directory, end, "")));
     let tagged =
-        Shared::new(|image| TwoDaemons::boot(image, 1500, |directory, end| cabled(directory, end, "roce=v1,vlan=42")));
+        Shared::new(|image| TwoDaemons::boot(image, 1500, |directory, end| cabled(directory, end, ",vlan=42")));
     let group = |name: &str, programs: &[Program], both: &Rc<Shared<TwoDaemons>>| {
         let mut cases = vec![both.case(format!("{name}/gids"), all_gids_are_v1)];
         cases.extend(programs::cases(name, programs, both, |both: &TwoDaemons, program, server| {
@@ -72,8 +71,9 @@ fn all_gids_are_v1(both: &TwoDaemons) -> Result<String> {
     Ok(String::new())
 }
 
-/// Returns the options of a device whose uplink is one end of a cable.
-fn cabled(directory: &Path, end: usize, more: &str) -> String {
+/// Returns the options of a host whose uplink is one end of a cable. `more` are keys of the network.
+fn cabled(directory: &Path, end: usize, more: &str) -> HostOptions {
     let cable = cable(directory);
-    format!("uplink={},{more}", datagrams(&cable[end], &cable[1 - end]))
+    let uplink = datagrams(&cable[end], &cable[1 - end]);
+    HostOptions { device: ",roce=v1".to_owned(), ..HostOptions::new(format!("uplink={uplink}{more}")) }
 }

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::shared::Machines;
 use crate::endpoints::Endpoints;
-use crate::guest_with_daemon::{GuestWithDaemon, IPV4, MAC, addresses};
+use crate::guest_with_daemon::{GuestWithDaemon, HostOptions, IPV4, MAC, addresses};
 use crate::image::GuestImage;
 use crate::namespaces::Namespaces;
 use crate::pair::PVRDMA_DEVICE;
@@ -25,22 +25,9 @@ pub(crate) struct TwoDaemons {
 }
 
 impl TwoDaemons {
-    /// Boots both guests on a network with this MTU. `options` are those of each end's device, including its uplink.
-    /// All files go into the given directory.
-    pub(crate) fn boot(image: &GuestImage, mtu: u32, options: impl Fn(&Path, usize) -> String) -> Result<Self> {
+    /// Boots both guests on a network with this MTU. All files go into the given directory.
+    pub(crate) fn boot(image: &GuestImage, mtu: u32, options: impl Fn(&Path, usize) -> HostOptions) -> Result<Self> {
         Self::boot_in(None, image, mtu, options)
-    }
-
-    /// Same as [`Self::boot`], with vNICs of QEMU.
-    pub(crate) fn boot_beside_qemu_nics(
-        image: &GuestImage,
-        mtu: u32,
-        options: impl Fn(&Path, usize) -> String,
-    ) -> Result<Self> {
-        Self::boot_with(None, mtu, |directory, end| {
-            let own = directory.join(NAMES[end]);
-            GuestWithDaemon::start_beside_qemu_nic(image, &own, NAMES[end], MAC[end], &options(directory, end))
-        })
     }
 
     /// Same as [`boot`](Self::boot), with the daemons in these network namespaces, if there are any.
@@ -48,24 +35,16 @@ impl TwoDaemons {
         network: Option<Namespaces>,
         image: &GuestImage,
         mtu: u32,
-        options: impl Fn(&Path, usize) -> String,
-    ) -> Result<Self> {
-        let names = network.as_ref().map(|network| [0, 1].map(|end| network.name(end).to_owned()));
-        Self::boot_with(network, mtu, |directory, end| {
-            let namespace = names.as_ref().map(|names| names[end].as_str());
-            let own = directory.join(NAMES[end]);
-            GuestWithDaemon::start_in(namespace, image, &own, NAMES[end], MAC[end], &options(directory, end))
-        })
-    }
-
-    fn boot_with(
-        network: Option<Namespaces>,
-        mtu: u32,
-        guest: impl Fn(&Path, usize) -> Result<GuestWithDaemon>,
+        options: impl Fn(&Path, usize) -> HostOptions,
     ) -> Result<Self> {
         let directory =
             tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
-        let guests = [guest(directory.path(), 0)?, guest(directory.path(), 1)?];
+        let start = |end: usize| {
+            let namespace = network.as_ref().map(|network| network.name(end).to_owned());
+            let options = HostOptions { namespace, ..options(directory.path(), end) };
+            GuestWithDaemon::start(image, &directory.path().join(NAMES[end]), NAMES[end], MAC[end], &options)
+        };
+        let guests = [start(0)?, start(1)?];
         for (end, guest) in guests.iter().enumerate() {
             guest.bring_up(&addresses(end), mtu)?;
         }

@@ -108,7 +108,7 @@ const WORDS: [&str; 128] = [
     ",remote=[fd00::2]",
     ",vni=",
     ",learn=remotes",
-    ",learn=stations",
+    " name=o,uplink=tap:o",
     ",vlan=trunk",
     ",vlan=",
     ",mtu=",
@@ -180,8 +180,11 @@ fn share(pairs: &str) {
     }
 }
 
+/// A device that is added later, possibly with a new network.
+type Later = (DeviceSpec, Option<NetworkSpec>);
+
 /// Parses options of the command line, and devices that are added later.
-fn words(text: &str) -> (ConfigSpec, Vec<DeviceSpec>) {
+fn words(text: &str) -> (ConfigSpec, Vec<Later>) {
     let (mut spec, mut later) = (ConfigSpec::default(), Vec::new());
     for line in text.lines() {
         let mut letters = line.chars();
@@ -189,7 +192,10 @@ fn words(text: &str) -> (ConfigSpec, Vec<DeviceSpec>) {
         let rest = letters.as_str();
         match kind {
             Some('D') => spec.devices.extend(rest.parse::<DeviceSpec>()),
-            Some('R') => later.extend(rest.parse::<DeviceSpec>()),
+            Some('R') => {
+                let (device, network) = rest.split_once(' ').unwrap_or((rest, ""));
+                later.extend(device.parse().map(|device| (device, network.parse().ok())));
+            }
             Some('N') => spec.networks.extend(rest.parse::<NetworkSpec>()),
             Some('B') => spec.backend = rest.parse::<BackendSpec>().ok().or(spec.backend),
             Some('C') => spec.control = rest.parse::<ControlSpec>().ok().or(spec.control),
@@ -230,9 +236,9 @@ fuzz_target!(|data: &[u8]| {
     let (spec, later) = words(&text(command_line));
     let Some(mut config) = load(&text(file), spec) else { return };
     travels(&config);
-    for device in later {
+    for (device, network) in later {
         let (before, name) = (config.clone(), device.name.clone());
-        match config.add_device(device) {
+        match config.add_device(device, network) {
             Ok(()) => {
                 travels(&config);
                 let mut without = config.clone();

@@ -202,16 +202,15 @@ mod tests {
     fn addresses_that_a_guest_takes_itself_are_warned_of_on_an_uplink() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().display();
-        let text =
-            |more: &str| check(&[&format!("name=vm0,socket={path}/a,mac=52:54:00:00:00:01,pin=off{more}")], &[]).text();
-        for (more, warned) in [
-            ("", false),
-            (",uplink=unix-connect:/nowhere", true),
-            (",uplink=unix-connect:/nowhere,address=10.0.0.5,address=own", true),
-            (",uplink=unix-connect:/nowhere,address=10.0.0.5", false),
-            (",uplink=unix-connect:/nowhere,address=any", false),
+        let device = format!("name=vm0,socket={path}/a,mac=52:54:00:00:00:01,pin=off");
+        for (network, more, warned) in [
+            ("", "", false),
+            (",uplink=unix-connect:/nowhere", "", true),
+            (",uplink=unix-connect:/nowhere", ",address=10.0.0.5,address=own", true),
+            (",uplink=unix-connect:/nowhere", ",address=10.0.0.5", false),
+            (",uplink=unix-connect:/nowhere", ",address=any", false),
         ] {
-            let text = text(more);
+            let text = check(&[&format!("{device}{more}")], &[&format!("name=default{network}")]).text();
             assert_eq!(text.contains("warning: device vm0: address: own"), warned, "{text}");
         }
     }
@@ -236,20 +235,19 @@ mod tests {
         let path = folder.path().display();
         fs::write(folder.path().join("plain"), "").unwrap();
         let mac = "mac=52:54:00:00:00:01,pin=off";
-        for (device, words) in [
-            (format!("socket={path}/none/a,{mac}"), "device vm0: socket: "),
-            (format!("socket={path}/none/a,{mac}"), "/none does not exist"),
-            (format!("socket={path}/plain,{mac}"), "exists and is not a socket"),
-            (format!("socket={path}/{},{mac}", "x".repeat(110)), "too long for a socket"),
-            (format!("socket={path}/a,{mac},uplink=af_packet:nope0"), "uplink: there is no interface nope0"),
-            (
-                format!("socket={path}/a,{mac},uplink=vxlan:192.0.2.1,remote=192.0.2.2"),
-                "192.0.2.1 is no address of this host",
-            ),
+        let long = "x".repeat(110);
+        for (socket, network, words) in [
+            ("none/a", "", "device vm0: socket: "),
+            ("none/a", "", "/none does not exist"),
+            ("plain", "", "exists and is not a socket"),
+            (&long, "", "too long for a socket"),
+            ("a", ",uplink=af_packet:nope0", "uplink: there is no interface nope0"),
+            ("a", ",uplink=vxlan:192.0.2.1,remote=192.0.2.2", "192.0.2.1 is no address of this host"),
         ] {
-            let report = check(&[&format!("name=vm0,{device}")], &[]);
-            assert!(report.text().contains(words), "{device}: {}", report.text());
-            assert!(report.result().unwrap_err().to_string().ends_with("1 error"), "{device}");
+            let device = format!("name=vm0,socket={path}/{socket},{mac}");
+            let report = check(&[&device], &[&format!("name=default{network}")]);
+            assert!(report.text().contains(words), "{device}{network}: {}", report.text());
+            assert!(report.result().unwrap_err().to_string().ends_with("1 error"), "{device}{network}");
         }
     }
 

@@ -140,7 +140,9 @@ impl DeviceSpec {
     /// Checks that the device's links and the rules about them are consistent.
     fn check_links(&self, uplink: Option<&LinkSpec>) -> Result<(), String> {
         match (&self.nic, uplink) {
-            (Some(_), None) => Err("nic needs an uplink, to which its frames are passed (uplink=LINK)".to_owned()),
+            (Some(_), None) => {
+                Err("nic needs an uplink, to which its frames are passed (uplink=LINK of the network)".to_owned())
+            }
             (Some(nic), Some(uplink)) if nic == uplink => Err("nic and uplink are the same".to_owned()),
             (Some(LinkSpec::Vxlan(_) | LinkSpec::Tls(_)), _) => Err("a tunnel is an uplink and no nic".to_owned()),
             (Some(LinkSpec::AfPacketPair(_)), _) => Err("a nic has one interface".to_owned()),
@@ -149,7 +151,7 @@ impl DeviceSpec {
             }
             (None, None) if self.has_rules() && self.nic_socket.is_none() => Err(
                 "pcp, forged-transmits, source-guard, ra-guard, dhcp-guard, congestion, negotiate and multipath are \
-                     about the uplink (uplink=LINK)"
+                     about the uplink (uplink=LINK of the network)"
                     .to_owned(),
             ),
             _ => Ok(()),

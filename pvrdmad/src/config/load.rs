@@ -20,7 +20,7 @@ use super::error::ConfigError;
 use super::keys::{Keys, similar, word};
 use super::metrics::MetricsSpec;
 use super::network::Network;
-use super::spec::{DeviceSpec, NetworkSpec};
+use super::spec::{DeviceSpec, NetworkSpec, is_of_networks};
 use super::words::{Isolate, SandboxMode, Switch};
 
 /// File name that means standard input.
@@ -203,9 +203,9 @@ fn read(path: &Path) -> Result<String, ConfigError> {
     text.map_err(|source| ConfigError::Read { path: path.to_owned(), source })
 }
 
-fn parse(path: &Path, text: &str) -> Result<ConfigSpec, ConfigError> {
+pub(super) fn parse(path: &Path, text: &str) -> Result<ConfigSpec, ConfigError> {
     toml::from_str(text).map_err(|error| {
-        let hint = hint(error.message()).map_or_else(String::new, |word| format!("did you mean `{word}`?"));
+        let hint = hint(error.message()).unwrap_or_default();
         ConfigError::Parse { path: path.to_owned(), problem: format!("{error}{hint}").trim_end().to_owned() }
     })
 }
@@ -242,11 +242,16 @@ fn line(text: &str, error: &ConfigError) -> Option<usize> {
     Some(before.matches('\n').count().saturating_add(1))
 }
 
-/// Returns the key that was probably meant, taken from serde's message: "unknown field `sock`, expected one of `name`,
-/// `socket`".
-fn hint(message: &str) -> Option<&str> {
+/// Returns what was probably meant, from serde's message: "unknown field `sock`, expected one of `name`, `socket`".
+fn hint(message: &str) -> Option<String> {
     let mut words = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
-    similar(words.next()?, words)
+    let unknown = words.next()?;
+    if is_of_networks(unknown) {
+        return Some(format!(
+            "`{unknown}` is a key of a network: write it in a [[network]] with a name, and network = \"NAME\" at the device"
+        ));
+    }
+    similar(unknown, words).map(|word| format!("did you mean `{word}`?"))
 }
 
 fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<NetworkSpec>, D::Error> {

@@ -41,7 +41,7 @@ const INTERFACES: &str = "/sys/class/net";
 /// A network, completely described. Devices of a network reach each other; nothing else connects two networks.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Network {
-    /// Its name. Only names that were derived from the keys of devices contain a colon.
+    /// Its name.
     pub name: String,
     /// The link to other hosts. Without one the network consists only of its devices.
     pub uplink: Option<LinkSpec>,
@@ -68,6 +68,11 @@ pub struct Network {
 }
 
 impl Network {
+    /// Returns `true` if the networks differ at most in their devices.
+    pub(crate) fn has_settings_of(&self, other: &Self) -> bool {
+        Self { devices: other.devices.clone(), ..self.clone() } == *other
+    }
+
     /// Returns the rate of its uplink in bytes per second, as configured or as reported by the interface, if known.
     pub(super) fn line_rate(&self) -> Option<u64> {
         let of = |name: &InterfaceName| speed(&Path::new(INTERFACES).join(name.as_str()).join("speed"));

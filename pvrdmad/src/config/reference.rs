@@ -39,7 +39,7 @@ const DEVICE: &str = "
 ## Keys of a device
 
 On the command line keys are separated by commas, so a path that contains a comma needs the file.
-Numbers and switches are TOML values in the file: `mtu = 9000`, `intx = true`.
+Numbers and switches are TOML values in the file: `version = 19`, `intx = true`.
 ";
 
 const NETWORK: &str = "
@@ -47,11 +47,6 @@ const NETWORK: &str = "
 
 Devices of one network reach each other, and the hosts beyond its uplink. Networks are isolated from
 each other, so devices of different networks may have equal addresses.
-
-A device can have the keys of an uplink itself, instead of `network`. Devices with equal uplinks
-(kind and interface, or local tunnel end and VNI) and VLANs share one network, and must agree in
-`mtu`, `remote`, `learn`, `offload`, `follow-carrier` and `fault`. The name of this network consists
-of uplink and VLAN: `af_packet:eth0.10`, `vxlan:10.0.0.1/7`.
 
 Networks can share an interface (`af_packet`) if their VLANs differ, and a tunnel end (`vxlan`) if
 their VNIs differ. An interface with `vlan=trunk`, and any other uplink, belongs to one network.

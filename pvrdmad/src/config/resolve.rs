@@ -16,15 +16,36 @@ use super::place::SocketPlace;
 use super::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
 
 impl Config {
-    /// Adds a device, and its network if the device describes one that does not exist yet.
+    /// Adds a device, and its network if `network` describes it.
     ///
     /// # Errors
-    /// The description is incomplete, or conflicts with the configuration. Nothing has changed in that case.
-    pub fn add_device(&mut self, spec: DeviceSpec) -> Result<(), ConfigError> {
+    /// A description is incomplete, or conflicts with the configuration. Nothing has changed in that case.
+    pub fn add_device(&mut self, spec: DeviceSpec, network: Option<NetworkSpec>) -> Result<(), ConfigError> {
         let mut changed = self.clone();
+        if let Some(network) = network {
+            changed.describe(network, &spec)?;
+        }
         changed.place(spec)?;
         changed.check()?;
         *self = changed;
+        Ok(())
+    }
+
+    /// Adds the network of a device. A network that exists must have the same description.
+    fn describe(&mut self, network: NetworkSpec, device: &DeviceSpec) -> Result<(), ConfigError> {
+        let network = network.resolve()?;
+        if device.network() != network.name {
+            let problem = format!("it is not in the network that is described with it (network={})", network.name);
+            return Err(ConfigError::Device { name: device.name.clone(), problem });
+        }
+        match self.networks.iter().find(|known| known.name == network.name) {
+            None => self.networks.push(network),
+            Some(known) if known.has_settings_of(&network) => {}
+            Some(_) => {
+                let problem = "it exists and is described differently".to_owned();
+                return Err(ConfigError::Network { name: network.name, problem });
+            }
+        }
         Ok(())
     }
 
@@ -53,38 +74,13 @@ impl Config {
         placed.map_err(|problem| ConfigError::Device { name, problem })
     }
 
-    /// Returns the network of a device, and creates it if it does not exist.
+    /// Returns the network of a device. The network `default` is created if it does not exist.
     fn network_of(&mut self, spec: &DeviceSpec) -> Result<&mut Network, String> {
-        let network = match (&spec.network, spec.own_network()) {
-            (Some(_), Some(_)) => {
-                let problem = "network names a network that is described elsewhere: uplink, remote, vni, learn, vlan, \
-                               mtu, link-rate, port-threads, offload and fault are given there";
-                return Err(problem.to_owned());
-            }
-            (Some(name), None) if name != DEFAULT_NETWORK => return self.named(name),
-            (_, None) => NetworkSpec { name: DEFAULT_NETWORK.to_owned(), ..NetworkSpec::default() }.connect()?,
-            (None, Some(own)) => {
-                let mut network = own.connect()?;
-                if network.uplink.is_none() {
-                    return Err("vlan is that of the uplink (uplink=LINK)".to_owned());
-                }
-                network.name = network.made_name();
-                network
-            }
-        };
-        let index = match self.networks.iter().position(|known| known.name == network.name) {
-            // A described network named `default` is the network of devices that name none.
-            Some(index) if network.name == DEFAULT_NETWORK => index,
-            Some(index) => {
-                self.networks.get(index).map_or(Ok(()), |known| known.is_equal(&network))?;
-                index
-            }
-            None => {
-                self.networks.push(network);
-                self.networks.len() - 1
-            }
-        };
-        self.networks.get_mut(index).ok_or_else(String::new)
+        let name = spec.network();
+        if name == DEFAULT_NETWORK && self.networks.iter().all(|known| known.name != name) {
+            self.networks.push(NetworkSpec { name: name.to_owned(), ..NetworkSpec::default() }.connect()?);
+        }
+        self.named(name)
     }
 
     fn named(&mut self, name: &str) -> Result<&mut Network, String> {
@@ -169,33 +165,6 @@ impl Config {
 }
 
 impl Network {
-    /// Returns the name of a network that is described at devices: its uplink and its VLAN.
-    fn made_name(&self) -> String {
-        let uplink = self.uplink.as_ref().map_or_else(String::new, ToString::to_string);
-        match self.vlan {
-            VlanMode::Untagged => uplink,
-            VlanMode::Access(vlan) => format!("{uplink}.{vlan}"),
-            VlanMode::Trunk => format!("{uplink}.trunk"),
-        }
-    }
-
-    /// Checks that another device describes the same network.
-    fn is_equal(&self, other: &Self) -> Result<(), String> {
-        let key = match (self, other) {
-            _ if self.mtu != other.mtu => "mtu",
-            _ if self.fault != other.fault => "fault",
-            _ if self.offload != other.offload => "offload",
-            _ if self.follow_carrier != other.follow_carrier => "follow-carrier",
-            _ if self.link_rate != other.link_rate => "link-rate",
-            _ if self.port_threads != other.port_threads => "port-threads",
-            _ if remotes(self) != remotes(other) => "remote",
-            _ if is_open(self) != is_open(other) => "learn",
-            _ => return Ok(()),
-        };
-        let first = self.devices.first().map_or("another device", |device| device.config.name.as_str());
-        Err(format!("{key} is another than that of {first}, which is in the same network {}", self.name))
-    }
-
     /// Checks that each frame of the host's interfaces belongs to at most one of two networks.
     fn is_apart_from(&self, other: &Self) -> Result<(), String> {
         let (Some(ours), Some(theirs)) = (&self.uplink, &other.uplink) else { return Ok(()) };
@@ -244,18 +213,6 @@ fn overlap(a: &VxlanConfig, b: &VxlanConfig) -> Option<&'static str> {
     }
     let any = a.local.ip().is_unspecified() || b.local.ip().is_unspecified();
     (any && a.local.port() == b.local.port()).then_some("an end at all addresses of the host needs a port of its own")
-}
-
-/// Returns the remotes of a tunnel, sorted.
-fn remotes(network: &Network) -> Vec<std::net::SocketAddr> {
-    let Some(LinkSpec::Vxlan(config)) = &network.uplink else { return Vec::new() };
-    let mut remotes = config.remotes.clone();
-    remotes.sort_unstable();
-    remotes
-}
-
-fn is_open(network: &Network) -> bool {
-    matches!(&network.uplink, Some(LinkSpec::Vxlan(config)) if config.open)
 }
 
 /// Checks that the addresses of the devices of a network are unique.
@@ -317,8 +274,7 @@ mod tests {
         assert!(error.contains("promised 10Gbit/s together, and it carries 9900Mbit/s (link-rate)"), "{error}");
         let error = load(&[], &fits).unwrap_err();
         assert!(error.contains("min-rate needs the capacity of network default (link-rate=RATE)"), "{error}");
-        let one = ["name=0,uplink=tap:t,link-rate=1G,min-rate=1G"];
-        assert!(load(&[], &one).is_ok());
+        assert!(load(&["name=n,uplink=tap:t,link-rate=1G"], &["name=0,network=n,min-rate=1G"]).is_ok());
     }
 
     #[test]
@@ -338,56 +294,9 @@ mod tests {
     }
 
     #[test]
-    fn equal_uplinks_are_one_network() {
-        let tunnel = "uplink=vxlan:10.0.0.1,remote=10.0.0.2,remote=10.0.0.3";
-        let again = "uplink=vxlan:10.0.0.1:4789,remote=10.0.0.3,remote=10.0.0.2:4789,vni=7";
-        let devices = [
-            "name=0,uplink=af_packet:eth0",
-            "name=1,uplink=af_packet:eth0,vlan=7",
-            "name=2,uplink=af_packet:eth0",
-            &format!("name=3,{tunnel},vni=7"),
-            &format!("name=4,{tunnel},vni=8"),
-            &format!("name=5,{again}"),
-            "name=6,uplink=af_packet:eth1,vlan=trunk",
-            "name=7,uplink=vxlan:[fd00::1]:8472,learn=remotes",
-            "name=8,uplink=unix-dgram:/a:/b",
-            "name=9",
-        ];
-        let config = load(&[], &devices).unwrap();
-        let expected = [
-            ("af_packet:eth0", vec!["0", "2"]),
-            ("af_packet:eth0.7", vec!["1"]),
-            ("vxlan:10.0.0.1/7", vec!["3", "5"]),
-            ("vxlan:10.0.0.1/8", vec!["4"]),
-            ("af_packet:eth1.trunk", vec!["6"]),
-            ("vxlan:[fd00::1]:8472/0", vec!["7"]),
-            ("unix-dgram:/a:/b", vec!["8"]),
-            ("default", vec!["9"]),
-        ];
-        assert_eq!(layout(&config), expected);
-    }
-
-    #[test]
-    fn differing_keys_of_one_network_are_refused() {
-        for (first, second, word) in [
-            ("uplink=tap:t", "uplink=tap:t,mtu=9000", "mtu is another than that of 0"),
-            ("uplink=tap:t", "uplink=tap:t,fault=loss:0.1", "fault is another"),
-            ("uplink=af_packet:e", "uplink=af_packet:e,offload=off", "offload is another"),
-            ("uplink=tap:t", "uplink=tap:t,port-threads=2", "port-threads is another"),
-            ("uplink=vxlan:::1,remote=::2", "uplink=vxlan:::1,remote=::3", "remote is another"),
-            ("uplink=vxlan:::1,remote=::2", "uplink=vxlan:::1,remote=::2,learn=remotes", "learn is another"),
-        ] {
-            let error = load(&[], &[&format!("name=0,{first}"), &format!("name=1,{second}")]).unwrap_err();
-            assert!(error.contains("device 1: ") && error.contains(word), "{error}");
-        }
-    }
-
-    #[test]
     fn contradictory_keys_are_refused() {
         for (networks, devices, word) in [
             (&["name=red"][..], &["name=0,network=reed"][..], "no network 'reed'; did you mean 'red'?"),
-            (&["name=a"], &["name=0,network=a,uplink=tap:t"], "network names a network that is described elsewhere"),
-            (&["name=a"], &["name=0,network=a,mtu=9000"], "described elsewhere"),
             (&["name=a", "name=a"], &["name=0"], "network a: the name is taken"),
             (&["name=a"], &["name=0", "name=0"], "device 0: the name is taken"),
             (
@@ -400,11 +309,6 @@ mod tests {
                 &["name=a,uplink=tap:t", "name=b,uplink=tap:t,vlan=7"],
                 &["name=0"],
                 "network b: tap:t is also the uplink of network a",
-            ),
-            (
-                &["name=a,uplink=tap:t"],
-                &["name=0,uplink=tap:t"],
-                "network tap:t: tap:t is also the uplink of network a",
             ),
             (
                 &["name=a,uplink=af_packet:e,vlan=7", "name=b,uplink=af_packet:e,vlan=7"],
@@ -442,7 +346,7 @@ mod tests {
                 "network b: tls:[::1]:7 is also the uplink of network a",
             ),
             (&["name=a,uplink=tap:t"], &["name=0,network=a,nic=tls:[::1]:7"], "a tunnel is an uplink and no nic"),
-            (&[], &["name=0,uplink=tls:[::1]:7"], "needs tls-certificate=FILE of its [[network]]"),
+            (&["name=a,uplink=tls:[::1]:7"], &["name=0"], "needs tls-certificate=FILE"),
             (
                 &["name=a,uplink=unix:/u", "name=b,uplink=unix-dgram:/u:/v"],
                 &["name=0"],
@@ -478,8 +382,8 @@ mod tests {
         load(&["name=tenant"], &["name=0,network=tenant"]).unwrap();
         load(&["name=tenant,peers=10.0.0.0/8"], &["name=0,network=tenant,peers=10.1.0.0/16"]).unwrap();
         for (networks, devices, word) in [
-            (&[][..], &["name=0,uplink=tap:t"][..], "device 0: uplink and nic belong to the backend rxe"),
-            (&["name=a,uplink=tap:t"], &["name=0"], "network a: uplink and nic belong to the backend rxe"),
+            (&["name=a,uplink=tap:t"][..], &["name=0"][..], "network a: uplink and nic belong to the backend rxe"),
+            (&["name=a,uplink=tap:t"], &["name=0,network=a"], "network a: uplink and nic belong to the backend rxe"),
             (&[], &["name=0,nic-socket=/n"], "device 0: uplink and nic-socket belong to the backend rxe"),
             (&["name=a", "name=b"], &["name=0,network=a", "name=1,network=b"], "network b: with ibverbs"),
             (&["name=a"], &["name=0"], "network default: with ibverbs"),
@@ -496,7 +400,7 @@ mod tests {
         let before = config.clone();
         let add = |config: &mut Config, text: &str| {
             let device = format!("{text},socket=/later");
-            config.add_device(device.parse().unwrap()).map_err(|error| error.to_string())
+            config.add_device(device.parse().unwrap(), None).map_err(|error| error.to_string())
         };
         for (text, word) in [
             ("name=0,mac=52:54:00:00:00:09,network=a", "the name is taken"),
@@ -510,5 +414,31 @@ mod tests {
         add(&mut config, "name=1,mac=52:54:00:00:00:01,network=a").unwrap();
         add(&mut config, "name=2,mac=52:54:00:00:00:00").unwrap_err();
         assert_eq!(layout(&config), [("a", vec!["0", "1"])]);
+    }
+
+    #[test]
+    fn networks_that_come_with_a_device() {
+        let mut config = load(&["name=a"], &["name=0,network=a"]).unwrap();
+        let before = config.clone();
+        let add = |config: &mut Config, network: &str, device: &str| {
+            let device = format!("{device},socket=/{}", &device[5..6]).parse().unwrap();
+            config.add_device(device, Some(network.parse().unwrap())).map_err(|error| error.to_string())
+        };
+        let (first, second) = ("name=1,mac=52:54:00:00:00:01", "name=2,mac=52:54:00:00:00:02");
+        for (network, device, word) in [
+            ("name=b,uplink=tap:t", first.to_owned(), "device 1: it is not in the network that is described with it"),
+            ("name=b,mtu=9000", format!("{first},network=b"), "network b: mtu is that of the uplink"),
+            ("name=a,uplink=tap:t", format!("{first},network=a"), "network a: it exists and is described differently"),
+        ] {
+            let error = add(&mut config, network, &device).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+        assert_eq!(config, before);
+        // A second device may bring the same description.
+        for device in [first, second] {
+            add(&mut config, "name=b,uplink=tap:t,mtu=9000", &format!("{device},network=b")).unwrap();
+        }
+        add(&mut config, "name=default,vlan=trunk", "name=3,mac=52:54:00:00:00:03").unwrap();
+        assert_eq!(layout(&config), [("a", vec!["0"]), ("b", vec!["1", "2"]), ("default", vec!["3"])]);
     }
 }

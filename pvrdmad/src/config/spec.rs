@@ -12,7 +12,7 @@ use pvrdma_verbs::Prefix;
 use super::access::{GroupId, Mode, UserId};
 use super::address::AddressWord;
 use super::fault::FaultSpec;
-use super::keys::{deserialize_from_str, keys, word};
+use super::keys::{Key, Keys, deserialize_from_str, keys, word};
 use super::pairs::{Syntax, from_pairs};
 use super::place::SocketPlace;
 use super::rate::BitRate;
@@ -340,45 +340,6 @@ keys! {
         /// guarantees of all its devices must not exceed it.
         ["min-rate", "RATE", ""]
         min_rate: Option<BitRate>,
-        /// Link to other hosts, instead of `network`.
-        ///
-        /// This key and those below, up to `fault`, describe a network. Devices with equal uplinks and VLANs share one
-        /// network, and must agree in the other keys.
-        ["uplink", "LINK", ""]
-        #[serde(default, deserialize_with = "word")]
-        uplink: Option<LinkSpec>,
-        /// Other end of a `vxlan` uplink; repeatable.
-        ["remote", "ADDRESS[:PORT]", ""]
-        #[serde(default)]
-        remotes: Vec<TunnelAddress>,
-        /// VXLAN network identifier (VNI) of the uplink.
-        ["vni", "0..16777215", "0"]
-        vni: Option<u32>,
-        /// Accepted sources of a `vxlan` uplink.
-        ["learn", "stations|remotes", "stations"]
-        learn: Option<Learn>,
-        /// VLAN of the device and its network function.
-        ["vlan", "1..4094|trunk", ""]
-        vlan: Option<VlanWord>,
-        /// Maximum IP packet size, 576 to 65535 bytes.
-        ["mtu", "BYTES", "1500"]
-        mtu: Option<u32>,
-        /// Capacity of the uplink, in bits/s.
-        ["link-rate", "RATE", ""]
-        link_rate: Option<BitRate>,
-        /// Number of receiving threads of the device.
-        ["port-threads", "1..16", "1"]
-        port_threads: Option<usize>,
-        /// Leave segmentation of packet runs to the uplink.
-        ["offload", "on|off", "on"]
-        offload: Option<Switch>,
-        /// Links of devices follow the uplink's interface.
-        ["follow-carrier", "on|off", "on"]
-        follow_carrier: Option<Switch>,
-        /// Faults to inject on the uplink, for tests.
-        ["fault", "FAULT:RATE/...", ""]
-        #[serde(default, deserialize_with = "word")]
-        fault: Option<FaultSpec>,
         /// Upper limits of the device, a table.
         ["limits", "TABLE", "", file]
         limits: Option<Limits>,
@@ -386,25 +347,16 @@ keys! {
 }
 
 impl DeviceSpec {
-    /// The network that the device describes itself, if it does, without a name.
-    pub(super) fn own_network(&self) -> Option<NetworkSpec> {
-        let network = NetworkSpec {
-            name: String::new(),
-            uplink: self.uplink.clone(),
-            remotes: self.remotes.clone(),
-            vni: self.vni,
-            learn: self.learn,
-            vlan: self.vlan,
-            mtu: self.mtu,
-            link_rate: self.link_rate,
-            port_threads: self.port_threads,
-            offload: self.offload,
-            follow_carrier: self.follow_carrier,
-            fault: self.fault,
-            ..NetworkSpec::default()
-        };
-        (network != NetworkSpec::default()).then_some(network)
+    /// Returns the name of its network.
+    pub(super) fn network(&self) -> &str {
+        self.network.as_deref().unwrap_or(DEFAULT_NETWORK)
     }
+}
+
+/// Returns `true` if networks have this key and devices do not.
+pub(super) fn is_of_networks(key: &str) -> bool {
+    let has = |keys: &[Key]| keys.iter().any(|known| known.name == key);
+    has(NetworkSpec::KEYS) && !has(DeviceSpec::KEYS)
 }
 
 impl FromStr for DeviceSpec {
@@ -412,6 +364,12 @@ impl FromStr for DeviceSpec {
 
     /// Parses `key=value,key=value`.
     fn from_str(text: &str) -> Result<Self, String> {
+        let keys = text.split(',').filter_map(|pair| pair.split_once('='));
+        if let Some((key, value)) = keys.into_iter().find(|(key, _)| is_of_networks(key)) {
+            return Err(format!(
+                "'{key}' is a key of a network: write --network name=NAME,{key}={value} and, at the device, network=NAME"
+            ));
+        }
         from_pairs(text, Syntax { separator: ',', assign: '=', of: "a device" })
     }
 }

@@ -10,7 +10,16 @@ use super::congestion::CongestionSpec;
 use super::*;
 
 fn args(devices: &[&str]) -> ConfigSpec {
-    ConfigSpec { devices: devices.iter().map(|text| text.parse().unwrap()).collect(), ..ConfigSpec::default() }
+    described(&[], devices)
+}
+
+fn described(networks: &[&str], devices: &[&str]) -> ConfigSpec {
+    let networks = networks.iter().map(|text| text.parse().unwrap()).collect();
+    ConfigSpec {
+        networks,
+        devices: devices.iter().map(|text| text.parse().unwrap()).collect(),
+        ..ConfigSpec::default()
+    }
 }
 
 #[test]
@@ -42,8 +51,11 @@ fn the_command_line_wins_over_the_file() {
         name = "vm1"
         socket = "/run/b"
         mac = "52:54:00:00:00:02"
+        network = "wire"
         version = 17
         intx = true
+        [[network]]
+        name = "wire"
         uplink = "unix:/run/u"
         fault = "loss:0.01/seed:7"
         "#,
@@ -53,8 +65,8 @@ fn the_command_line_wins_over_the_file() {
     let config = Config::merge(file, args).unwrap();
     assert_eq!(config.control.as_ref().unwrap().path, Path::new("/run/control"));
     let devices: Vec<_> = config.devices().collect();
-    let [(local, a), (same, c), (wire, b)] = devices[..] else { panic!("{config:?}") };
-    assert_eq!((local.name.as_str(), same.name.as_str(), wire.name.as_str()), ("default", "default", "unix:/run/u"));
+    let [(wire, b), (local, a), (same, c)] = devices[..] else { panic!("{config:?}") };
+    assert_eq!((local.name.as_str(), same.name.as_str(), wire.name.as_str()), ("default", "default", "wire"));
     assert_eq!((a.pin, a.roce(), a.config.limits.verbs.max_qp, a.config.intx), (Pin::Off, Roce::V1, 100, true));
     assert_eq!(a.config.limits.verbs.max_cq, Limits::default().verbs.max_cq);
     assert_eq!((b.roce(), b.config.version, b.config.intx), (Roce::V1, 17, true));
@@ -80,9 +92,6 @@ fn mistakes_in_a_device() {
         ("name=a,version=new", "not a number"),
         ("name=a,version=99999999999", "version: '99999999999' is not a number from 0 to 4294967295"),
         ("name=a,intx=perhaps", "intx: 'perhaps' is neither on nor off"),
-        ("name=a,vlan=x", "vlan: 'x' is neither trunk nor a VLAN (1 to 4094)"),
-        ("name=a,vlan=0", "1 to 4094"),
-        ("name=a,vlan=4095", "1 to 4094"),
         ("name=a,mode=rw", "mode: mode 'rw' is not octal"),
         ("name=a,group=no-such-group", "group: there is no group"),
         ("name=a,owner=4294967295", "owner: 4294967295 is not a user's number"),
@@ -92,13 +101,8 @@ fn mistakes_in_a_device() {
         ("name=a,address=10.0.0.0/8", "address: '10.0.0.0/8' is not own, any or an IP address"),
         ("name=a,peers=all", "peers: 'all' is neither an address nor ADDRESS/BITS"),
         ("name=a,seed=x", "seed: 'x' is not a number"),
-        ("name=a,uplink=wifi:0", "uplink: 'wifi:0' is not one of af_packet:"),
-        ("name=a,uplink=vxlan:here", "uplink: 'here' is not an IP address"),
-        ("name=a,remote=there", "remote: 'there' is not an IP address"),
-        ("name=a,vni=blue", "vni: 'blue' is not a number"),
-        ("name=a,learn=french", "learn: 'french' is not one of stations, remotes"),
-        ("name=a,vni=1,vni=2", "twice"),
-        ("name=a,fault=loss:2", "rate of 0.0001 to 1"),
+        ("name=a,seed=1,seed=2", "twice"),
+        ("name=a,nic=wifi:0", "nic: 'wifi:0' is not one of af_packet:"),
     ] {
         let error = text.parse::<DeviceSpec>().unwrap_err();
         assert!(error.contains(word), "{text}: {error}");
@@ -109,7 +113,7 @@ fn mistakes_in_a_device() {
         (&["name=a,socket=/a"], "mac"),
         (&["name=a b,socket=/a,mac=52:54:00:00:00:01"], "letters"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,version=16"], "17 to 20"),
-        (&["name=a,socket=/a,mac=52:54:00:00:00:01,forged-transmits=all"], "uplink=LINK"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,forged-transmits=all"], "uplink=LINK of the network"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,version=17,roce=v2"], "RoCE v2"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=a,socket=/b,mac=52:54:00:00:00:02"], "name is taken"),
         (
@@ -120,17 +124,50 @@ fn mistakes_in_a_device() {
             &["name=a,socket=/a,mac=52:54:00:00:00:01", "name=b,socket=/b,mac=52:54:00:00:00:01"],
             "device b: device a of the same network has the same MAC",
         ),
-        (&["name=a,socket=/a,mac=52:54:00:00:00:01,fault=loss:0.1"], "uplink"),
-        (&["name=a,socket=/a,mac=52:54:00:00:00:01,vlan=trunk"], "vlan is that of the uplink"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,nic=unix:/n"], "needs an uplink"),
-        (&["name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,nic=unix:/n"], "the same"),
-        (&["name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,nic=vxlan:::1"], "no nic"),
-        (&["name=a,socket=/a,mac=52:54:00:00:00:01,uplink=tap:t,nic=unix:/n,nic-socket=/m"], "two ways"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,network=n,nic=unix:/n"], "the same"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,network=n,nic=vxlan:::1"], "no nic"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,network=n,nic=unix:/l,nic-socket=/m"], "two ways"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,nic-socket=/a"], "nic-socket /a is also the socket of device a"),
     ] {
-        let error = Config::merge(ConfigSpec::default(), args(devices)).unwrap_err().to_string();
+        let given = described(&["name=n,uplink=unix:/n"], devices);
+        let error = Config::merge(ConfigSpec::default(), given).unwrap_err().to_string();
         assert!(error.contains(word), "{devices:?}: {error}");
     }
+}
+
+#[test]
+fn mistakes_in_a_network() {
+    for (text, word) in [
+        ("name=a,uplink=wifi:0", "uplink: 'wifi:0' is not one of af_packet:"),
+        ("name=a,uplink=vxlan:here", "uplink: 'here' is not an IP address"),
+        ("name=a,remote=there", "remote: 'there' is not an IP address"),
+        ("name=a,vni=blue", "vni: 'blue' is not a number"),
+        ("name=a,learn=french", "learn: 'french' is not one of stations, remotes"),
+        ("name=a,vni=1,vni=2", "twice"),
+        ("name=a,fault=loss:2", "rate of 0.0001 to 1"),
+        ("name=a,vlan=x", "vlan: 'x' is neither trunk nor a VLAN (1 to 4094)"),
+    ] {
+        let error = text.parse::<NetworkSpec>().unwrap_err();
+        assert!(error.contains(word), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_key_of_a_network_at_a_device_says_where_it_belongs() {
+    let of_both = ["name", "peers"];
+    for key in NetworkSpec::KEYS.iter().map(|key| key.name).filter(|key| !of_both.contains(key)) {
+        let error = format!("name=a,{key}=b,socket=/a").parse::<DeviceSpec>().unwrap_err();
+        let words =
+            format!("'{key}' is a key of a network: write --network name=NAME,{key}=b and, at the device, network=");
+        assert!(error.contains(&words), "{error}");
+        let error = load::parse(Path::new("f"), &format!("[[device]]\nname = \"a\"\n{key} = \"b\"\n")).unwrap_err();
+        let words = format!("`{key}` is a key of a network: write it in a [[network]] with a name, and network = ");
+        assert!(error.to_string().contains(&words), "{error}");
+    }
+    // Other unknown keys have other hints.
+    let error = load::parse(Path::new("f"), "[[device]]\nname = \"a\"\nnetwrk = \"b\"").unwrap_err().to_string();
+    assert!(error.contains("did you mean `network`?") && !error.contains("a key of a network"), "{error}");
 }
 
 #[test]
@@ -145,7 +182,8 @@ fn ways_to_write_a_value() {
     }
     let file = |text: &str| toml::from_str::<DeviceSpec>(&format!("name = \"a\"\nintx = {text}")).unwrap().intx;
     assert_eq!((file("true"), file("\"on\"")), (on, on));
-    assert_eq!(spec("name=a,remote=10.0.0.1,remote=10.0.0.2").remotes.len(), 2);
+    let network: NetworkSpec = "name=a,remote=10.0.0.1,remote=10.0.0.2".parse().unwrap();
+    assert_eq!(network.remotes.len(), 2);
 }
 
 /// An error about a whole device or network names the line at which the file describes it.
@@ -190,45 +228,42 @@ fn sockets_of_one_place() {
     std::os::unix::fs::symlink(folder.path(), folder.path().join("again")).unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let device = |name: &str, mac: u8, rest: &str| format!("name={name},mac=52:54:00:00:00:0{mac},{rest}");
-    let load = |devices: &[String], control: Option<String>| {
-        let devices = devices.iter().map(|text| text.parse().unwrap()).collect();
-        let command_line =
-            ConfigSpec { devices, control: control.map(|path| PathBuf::from(path).into()), ..ConfigSpec::default() };
+    let load = |networks: &[&str], devices: &[String], control: Option<String>| {
+        let devices: Vec<_> = devices.iter().map(String::as_str).collect();
+        let control = control.map(|path| PathBuf::from(path).into());
+        let command_line = ConfigSpec { control, ..described(networks, &devices) };
         Config::load(None, command_line).unwrap_err().to_string()
     };
     let a = device("a", 1, &format!("socket={}", path("s")));
-    let error = load(std::slice::from_ref(&a), Some(path("again/s")));
+    let error = load(&[], std::slice::from_ref(&a), Some(path("again/s")));
     assert!(error.contains("is also the control socket"), "{error}");
-    let error = load(&[a.clone(), device("b", 2, &format!("socket={}", path("again/./s")))], None);
+    let error = load(&[], &[a.clone(), device("b", 2, &format!("socket={}", path("again/./s")))], None);
     assert!(error.contains("device b: socket") && error.contains("the socket of device a"), "{error}");
-    let uplink = format!("socket={},uplink=unix:{}", path("t"), path("s"));
-    let error = load(&[a, device("b", 2, &uplink)], None);
-    assert!(
-        error.contains("network unix:") && error.contains("uplink") && error.contains("the socket of device a"),
-        "{error}"
-    );
+    let network = format!("name=n,uplink=unix:{}", path("s"));
+    let error = load(&[&network], &[a, device("b", 2, &format!("socket={},network=n", path("t")))], None);
+    assert!(error.contains("device a: socket") && error.contains("is also the uplink of network n"), "{error}");
 }
 
 /// A default in the documentation is the default of the code: giving it changes nothing.
 #[test]
 fn defaults_are_as_documented() {
-    let devices = |uplink: &str, key: &Key, value: &str| {
-        let uplink = if key.name == "network" { String::new() } else { format!(",uplink={uplink}") };
-        let base = format!("name=a,socket=/a,mac=52:54:00:00:00:01{uplink}");
-        let with = format!("{base},{}={value}", key.name);
-        [base, with].map(|text| format!("{:?}", Config::merge(ConfigSpec::default(), args(&[&text])).unwrap()))
+    let merged = |network: &str, device: &str| {
+        let network = format!("name=default,{network}");
+        let device = format!("name=a,socket=/a,mac=52:54:00:00:00:01{device}");
+        format!("{:?}", Config::merge(ConfigSpec::default(), described(&[&network], &[&device])).unwrap())
     };
     let mut checked = 0;
     for key in DeviceSpec::KEYS.iter().filter(|key| !["", "required"].contains(&key.default)) {
-        let tunnel = ["vni", "learn"].contains(&key.name);
-        let [without, with] =
-            devices(if tunnel { "vxlan:10.0.0.1,remote=10.0.0.2" } else { "unix:/u" }, key, key.default);
-        assert_eq!(without, with, "{}", key.name);
+        let with = format!(",{}={}", key.name, key.default);
+        assert_eq!(merged("uplink=unix:/u", ""), merged("uplink=unix:/u", &with), "{}", key.name);
         checked += 1;
     }
     for key in NetworkSpec::KEYS.iter().filter(|key| !["", "required"].contains(&key.default)) {
-        let shorthand = DeviceSpec::KEYS.iter().find(|shorthand| shorthand.name == key.name).unwrap();
-        assert_eq!((shorthand.value, shorthand.default), (key.value, key.default), "{}", key.name);
+        let tunnel = ["vni", "learn"].contains(&key.name);
+        let network = if tunnel { "uplink=vxlan:10.0.0.1,remote=10.0.0.2" } else { "uplink=unix:/u" };
+        let with = format!("{network},{}={}", key.name, key.default);
+        // The default MTU depends on the uplink.
+        assert_eq!(merged(network, ""), merged(&with, ""), "{}", key.name);
         checked += 1;
     }
     for kind in BACKENDS.iter().map(|kind| &kind.about) {
@@ -287,24 +322,6 @@ fn the_reference_page_is_up_to_date() {
 fn a_tunnel_in_both_languages() {
     let file: ConfigSpec = toml::from_str(
         r#"
-        [[device]]
-        name = "vm0"
-        socket = "/run/a"
-        mac = "52:54:00:00:00:01"
-        uplink = "vxlan:10.0.0.1"
-        remote = ["10.0.0.2", "10.0.0.3:8472"]
-        vni = 7
-        mtu = 8950
-        "#,
-    )
-    .unwrap();
-    let words = "name=vm0,socket=/run/a,mac=52:54:00:00:00:01,uplink=vxlan:10.0.0.1,remote=10.0.0.2,remote=10.0.0.3:8472,\
-                 vni=7,mtu=8950";
-    let from_file = Config::merge(file.clone(), args(&[])).unwrap();
-    let from_words = Config::merge(ConfigSpec::default(), args(&[words])).unwrap();
-    assert_eq!(from_file, from_words);
-    let file_with_a_network: ConfigSpec = toml::from_str(
-        r#"
         [[network]]
         name = "tenant"
         uplink = "vxlan:10.0.0.1"
@@ -319,11 +336,13 @@ fn a_tunnel_in_both_languages() {
         "#,
     )
     .unwrap();
-    let mut named = Config::merge(file_with_a_network, args(&[])).unwrap();
-    assert_eq!(from_file.networks[0].name, "vxlan:10.0.0.1/7");
-    assert_eq!(std::mem::replace(&mut named.networks[0].name, "vxlan:10.0.0.1/7".to_owned()), "tenant");
-    assert_eq!(named, from_file);
-    let changed = Config::merge(file, args(&["name=vm0,remote=10.0.0.9,learn=remotes"])).unwrap();
+    let network = "name=tenant,uplink=vxlan:10.0.0.1,remote=10.0.0.2,remote=10.0.0.3:8472,vni=7,mtu=8950";
+    let device = "name=vm0,socket=/run/a,mac=52:54:00:00:00:01,network=tenant";
+    let from_file = Config::merge(file.clone(), args(&[])).unwrap();
+    let from_words = Config::merge(ConfigSpec::default(), described(&[network], &[device])).unwrap();
+    assert_eq!(from_file, from_words);
+    let changed = described(&["name=tenant,remote=10.0.0.9,learn=remotes"], &[]);
+    let changed = Config::merge(file, changed).unwrap();
     let Some(LinkSpec::Vxlan(tunnel)) = &changed.networks[0].uplink else { panic!("{changed:?}") };
     assert_eq!(tunnel.remotes, ["10.0.0.9:4789".parse().unwrap()]);
     assert!(tunnel.open && tunnel.vni.get() == 7);
@@ -346,7 +365,7 @@ fn mistakes_in_the_file() {
         ("[[device]]\nname = \"a\"\nmode = 660", "string"),
         ("isolate = \"vm\"", "network"),
         ("sandbox = \"maybe\"", "strict"),
-        ("[[device]]\nname = \"a\"\nremote = [\"there\"]", "IP address"),
+        ("[[network]]\nname = \"a\"\nremote = [\"there\"]", "IP address"),
     ] {
         let error = toml::from_str::<ConfigSpec>(text).unwrap_err().to_string();
         assert!(error.contains(word), "{error}");
@@ -363,8 +382,9 @@ fn rules(config: &Config) -> PortRules {
 #[test]
 fn rules_of_the_network() {
     let file = |text: &str| -> Result<Config, ConfigError> {
-        let device = "[[device]]\nname = \"a\"\nsocket = \"/a\"\nmac = \"52:54:00:00:00:01\"\nuplink = \"unix:/n\"\n";
-        Config::merge(toml::from_str(&format!("{text}\n{device}")).unwrap(), args(&[]))
+        let network = "[[network]]\nname = \"default\"\nuplink = \"unix:/n\"\n";
+        let device = "[[device]]\nname = \"a\"\nsocket = \"/a\"\nmac = \"52:54:00:00:00:01\"\n";
+        Config::merge(toml::from_str(&format!("{text}\n{network}{device}")).unwrap(), args(&[]))
     };
     let plain = rules(&file("").unwrap());
     let own = AddressRule { others: OtherAddresses::Own, listed: Vec::new() };
@@ -400,8 +420,10 @@ fn rules_of_the_network() {
         assert!(error.contains(word), "{text}: {error}");
     }
     assert!(toml::from_str::<ConfigSpec>("[congestion]\nspeed = 1").is_err());
-    let device = "name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,vlan=42,pcp=always,forged-transmits=mac,congestion=off,negotiate=off,multipath=off";
-    let config = Config::merge(ConfigSpec::default(), args(&[device])).unwrap();
+    let device = "name=a,socket=/a,mac=52:54:00:00:00:01,pcp=always,forged-transmits=mac,congestion=off,negotiate=off,\
+                  multipath=off";
+    let network = "name=default,uplink=unix:/n,vlan=42";
+    let config = Config::merge(ConfigSpec::default(), described(&[network], &[device])).unwrap();
     let addresses = Some(AddressRule::default());
     let expected =
         PortRules::default().with_priority_tags(true).with_forged(ForgedTransmits::Mac).with_addresses(addresses);
@@ -413,8 +435,9 @@ fn rules_of_the_network() {
 #[test]
 fn guards_are_on_where_addresses_are_listed() {
     let guards = |more: &str| {
-        let device = format!("name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n{more}");
-        let config = Config::merge(ConfigSpec::default(), args(&[&device])).map_err(|error| error.to_string())?;
+        let device = format!("name=a,socket=/a,mac=52:54:00:00:00:01{more}");
+        let given = described(&["name=default,uplink=unix:/n"], &[&device]);
+        let config = Config::merge(ConfigSpec::default(), given).map_err(|error| error.to_string())?;
         let PortRules { source_guard, ra_guard, dhcp_guard, alone, .. } = rules(&config);
         assert!(!alone, "hosts are beyond the uplink");
         Ok::<_, String>([source_guard, ra_guard, dhcp_guard])

@@ -69,8 +69,7 @@ impl TlsWords {
     /// A key is missing.
     pub(super) fn complete(self, link: TlsConfig) -> Result<TlsConfig, String> {
         let given = |path: Option<PathBuf>, key: &str| {
-            path.filter(|path| !path.as_os_str().is_empty())
-                .ok_or_else(|| format!("a tls uplink needs {key}=FILE of its [[network]]"))
+            path.filter(|path| !path.as_os_str().is_empty()).ok_or_else(|| format!("a tls uplink needs {key}=FILE"))
         };
         let files = TlsFiles {
             certificate: given(self.certificate, "tls-certificate")?,

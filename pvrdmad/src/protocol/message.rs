@@ -86,6 +86,9 @@ pub enum Request {
     AddDevice {
         /// The value of a `--device` option: `key=value,key=value`.
         device: String,
+        /// The value of a `--network` option that describes the network of the device, if that does not exist yet.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        network: Option<String>,
     },
     /// Removes a device: its client is disconnected, and its socket is removed.
     RemoveDevice {

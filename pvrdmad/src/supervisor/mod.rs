@@ -64,7 +64,9 @@ pub use self::reloaded::Changes;
 use self::replace::outcome::Starter;
 use self::sockets::Sources;
 use self::timing::Timing;
-use crate::config::{Config, Device, DeviceSpec, FaultWord, LinkState, Network as Description, SocketPlace};
+use crate::config::{
+    Config, Device, DeviceSpec, FaultWord, LinkState, Network as Description, NetworkSpec, SocketPlace,
+};
 use crate::events::{Event, Events};
 use crate::logging::{self, LogFilter};
 use crate::metrics::Place;
@@ -272,16 +274,17 @@ impl Supervisor {
         Err(CaptureError::Refused(problem))
     }
 
-    /// Adds a device, and its network if the device describes one that does not exist yet.
+    /// Adds a device, and its network if `network` describes one that does not exist yet.
     ///
     /// # Errors
-    /// The description is incomplete, conflicts with the configuration, or needs resources that are unavailable.
+    /// A description is incomplete, conflicts with the configuration, or needs resources that are unavailable.
     /// Nothing is left behind in that case.
-    pub(crate) fn add(&self, device: &str) -> Result<(), String> {
+    pub(crate) fn add(&self, device: &str, network: Option<&str>) -> Result<(), String> {
         let spec: DeviceSpec = device.parse()?;
+        let network = network.map(str::parse::<NetworkSpec>).transpose()?;
         let name = spec.name.clone();
         let reserved = self.reserve(&name, true, |config| {
-            config.add_device(spec).map_err(|error| error.to_string())?;
+            config.add_device(spec, network).map_err(|error| error.to_string())?;
             let added = config.devices().find(|(_, device)| device.config.name == name);
             let whole = added.map_or(Ok(()), |(network, device)| has_whole_paths(network, device));
             whole.map_err(|problem| format!("device {name}: {problem}"))

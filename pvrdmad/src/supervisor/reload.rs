@@ -103,7 +103,7 @@ impl<'a> Difference<'a> {
         for network in &new.networks {
             match running.networks.iter().find(|known| known.name == network.name) {
                 None => difference.networks.push(network),
-                Some(known) if is_equal(known, network) => {}
+                Some(known) if known.has_settings_of(network) => {}
                 Some(_) => return Err(format!("network {}: {LATER}", network.name)),
             }
         }
@@ -129,11 +129,6 @@ impl<'a> Difference<'a> {
 /// Advice about running networks and devices that are described differently.
 const LATER: &str = "it runs and is described differently: take it out of the file, reload, and put it in again, or \
                      restart the daemon";
-
-/// Returns `true` if two networks differ at most in their devices.
-fn is_equal(a: &Network, b: &Network) -> bool {
-    Network { devices: Vec::new(), ..a.clone() } == Network { devices: Vec::new(), ..b.clone() }
-}
 
 /// Returns `true` if two devices are described alike. The line rate is not compared: it may have been read from an
 /// interface at that time, and the value of a file holds until the daemon ends.
@@ -172,8 +167,9 @@ mod tests {
     #[test]
     fn another_line_rate_is_no_difference() {
         let config = |keys: &str| {
-            let device = format!("name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n{keys}");
-            let spec = ConfigSpec { devices: vec![device.parse().unwrap()], ..ConfigSpec::default() };
+            let device = format!("name=a,socket=/a,mac=52:54:00:00:00:01{keys}").parse().unwrap();
+            let network = "name=default,uplink=unix:/n".parse().unwrap();
+            let spec = ConfigSpec { networks: vec![network], devices: vec![device], ..ConfigSpec::default() };
             Config::load(None, spec).unwrap()
         };
         let (old, mut new) = (config(""), config(""));

@@ -10,6 +10,7 @@
 )]
 
 pub mod churn;
+pub mod daemon;
 pub mod endless_close;
 pub mod frozen;
 pub mod migratable;

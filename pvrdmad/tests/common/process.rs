@@ -40,9 +40,14 @@ impl Daemon {
         daemon
     }
 
+    /// Returns the standard output of the daemon, if the command pipes it.
+    pub fn output(&mut self) -> Option<std::process::ChildStdout> {
+        self.0.stdout.take()
+    }
+
     /// Returns the standard error of the daemon, if the command pipes it.
-    pub fn errors(&mut self) -> std::process::ChildStderr {
-        self.0.stderr.take().unwrap()
+    pub fn errors(&mut self) -> Option<std::process::ChildStderr> {
+        self.0.stderr.take()
     }
 
     /// Returns its process id.

@@ -79,7 +79,7 @@ impl Site<'_> {
         self.start_last()?;
         // The daemon's own check accepts the settings.
         let checked = self.hosts[0]
-            .run("pvrdmad check --device name=red,socket=/run/x.sock,mac=52:54:00:00:00:01,uplink=tap:vm7,mtu=1450");
+            .run("pvrdmad check --network name=default,uplink=tap:vm7,mtu=1450 --device name=red,socket=/run/x.sock,mac=52:54:00:00:00:01");
         let checked = checked?;
         ensure!(checked.contains("bridge br7; its VXLAN tunnels: vx7"), "check does not know the bridge: {checked}");
         Ok(())
@@ -89,9 +89,7 @@ impl Site<'_> {
     fn start_last(&mut self) -> Result<()> {
         let (_, mac) = MOVING;
         let last = &mut self.hosts[2];
-        last.run_recipe(&format!(
-            " --device name=moved,socket=/run/pvrdmad/moved.sock,mac={mac},uplink=tap:vm7,mtu=1450"
-        ))?;
+        last.run_recipe(&format!(" --device name=moved,network=red,socket=/run/pvrdmad/moved.sock,mac={mac}"))?;
         self.wait_for_all()
     }
 

@@ -52,11 +52,7 @@ impl Settings for IbverbsConfig {
             return Err(ConfigError::Device { name: device.config.name.clone(), problem });
         }
         if let Some(network) = networks.iter().find(|network| network.uplink.is_some()) {
-            let problem = problem.to_owned();
-            return Err(match network.devices.first() {
-                Some(device) => ConfigError::Device { name: device.config.name.clone(), problem },
-                None => ConfigError::Network { name: network.name.clone(), problem },
-            });
+            return Err(ConfigError::Network { name: network.name.clone(), problem: problem.to_owned() });
         }
         if let [first, second, ..] = networks {
             let problem = format!(

@@ -84,7 +84,7 @@ impl Place {
         let supervisor = &self.supervisor;
         let device = dice.pick(&["liar1", "liar1", "more", "real1"]);
         let answered = match dice.below(8) {
-            0 => supervisor.add(&Self::device(self.folder.path(), "more", "liar")),
+            0 => supervisor.add(&Self::device(self.folder.path(), "more", "liar"), None),
             1 => supervisor.remove("more"),
             2 => supervisor.show(device, ObjectKind::Pd).map(drop),
             3 => supervisor.limits(device, BTreeMap::new()).map(drop),

@@ -143,7 +143,7 @@ fn a_device_that_a_worker_does_not_take() {
         assert_eq!(files(), 2);
         let socket = folder.path().join("more");
         let device = |mac| format!("name=more,network={lie},socket={},mac={mac},pin=off", socket.display());
-        let error = supervisor.add(&device("52:54:00:00:00:03")).unwrap_err();
+        let error = supervisor.add(&device("52:54:00:00:00:03"), None).unwrap_err();
         assert!(error.contains(word) && error.contains("device more") && !error.contains('\u{1b}'), "{lie}: {error}");
         assert_eq!(files(), 2, "{lie}: a socket is left");
         let start = Instant::now();
@@ -160,7 +160,7 @@ fn a_device_that_a_worker_does_not_take() {
         }
         // Its name and its addresses are free.
         let elsewhere = device("52:54:00:00:00:03").replace(lie, "true");
-        supervisor.add(&elsewhere).unwrap();
+        supervisor.add(&elsewhere, None).unwrap();
         supervisor.remove("more").unwrap();
         assert_eq!(files(), 2, "{lie}");
     }
