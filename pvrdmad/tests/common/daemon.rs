@@ -272,6 +272,11 @@ fn in_folder(text: &str, folder: &Path) -> String {
     text.replace("FOLDER", &folder.display().to_string())
 }
 
+/// Returns the process of a network, from its part of the status.
+fn process(network: &Value) -> Pid {
+    Pid::from_raw(i32::try_from(network["pid"].as_i64().unwrap()).unwrap()).unwrap()
+}
+
 /// Returns the entry of a list that has this name.
 #[track_caller]
 pub fn named<'a>(list: &'a Value, name: &str) -> &'a Value {
@@ -386,15 +391,15 @@ impl Running {
     /// Waits until a network is served. Returns its process.
     #[track_caller]
     pub fn worker(&self, network: &str) -> Pid {
-        let network = self.wait_network(network, |network| network["state"] == "running");
-        Pid::from_raw(i32::try_from(network["pid"].as_i64().unwrap()).unwrap()).unwrap()
+        process(&self.wait_network(network, |network| network["state"] == "running"))
     }
 
     /// Kills the process of a network, and waits for the next one.
     #[track_caller]
     pub fn crash(&self, network: &str) -> Value {
-        let (worker, restarts) = (self.worker(network), self.network(network)["restarts"].as_u64().unwrap());
-        kill_process(worker, Signal::KILL).unwrap();
+        let before = self.wait_network(network, |network| network["state"] == "running");
+        let restarts = before["restarts"].as_u64().unwrap();
+        kill_process(process(&before), Signal::KILL).unwrap();
         let next = |network: &Value| network["state"] == "running" && network["restarts"] == restarts + 1;
         self.wait(|status| next(named(&status["networks"], network)))
     }
