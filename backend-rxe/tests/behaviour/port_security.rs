@@ -143,7 +143,7 @@ fn packets_to_dhcp_clients_come_from_servers() {
     };
     let v6_to = |port| frame(&[], 0x86dd, &v6(own, &[], 17, &to(port)));
     let guarded = card(VlanMode::Untagged, listed());
-    let trusted = card(VlanMode::Untagged, PortRules { dhcp_guard: false, ..listed() });
+    let trusted = card(VlanMode::Untagged, listed().with_dhcp_guard(false));
     for offer in [v4_to(68), v6_to(546)] {
         assert!(!guarded.sends(&offer, "passed_dropped_server"));
         assert!(trusted.sends(&offer, "passed_dropped_server"));
@@ -183,7 +183,7 @@ fn control_frames_of_the_link_do_not_leave() {
     ];
     for vlan in [VlanMode::Untagged, VlanMode::Access(7), VlanMode::Trunk] {
         for (forged, bridge) in [(ForgedTransmits::Off, false), (ForgedTransmits::Mac, true)] {
-            let card = card(vlan, PortRules { forged, ..PortRules::default() });
+            let card = card(vlan, PortRules::default().with_forged(forged));
             let sends = |frame: &Vec<u8>| card.sends(frame, "passed_dropped_control");
             assert_eq!(pauses.each_ref().map(sends), [false; 3]);
             assert_eq!(bridges.each_ref().map(sends), [bridge; 7]);

@@ -260,8 +260,10 @@ impl WireBatch<'_> {
         if posted || any {
             return ControlFlow::Continue(());
         }
-        let wait = || self.wire.transport.send_wait().map(SendGate::from);
-        ControlFlow::Break(stop.filter(|_| !self.wire.transport.is_empty()).map(SendGate::from).or_else(wait))
+        let transport = &self.wire.transport;
+        // A control loop holds up only what is left to send.
+        let stop = stop.filter(|_| transport.has_unsent()).map(SendGate::from);
+        ControlFlow::Break(stop.or_else(|| transport.send_wait().map(SendGate::from)))
     }
 
     /// Takes requests from the ring. Returns `true` if there was one, and `None` if the ring cannot be read.

@@ -83,6 +83,11 @@ pub struct RequesterInspect {
 }
 
 impl Requester {
+    /// Returns `true` if packets of posted requests were not sent yet, or have to be sent again in order.
+    pub fn has_unsent(&self) -> bool {
+        self.snd.nxt < self.snd.posted
+    }
+
     /// Returns the reason why [`Self::poll_transmit`] builds no packet, if there are requests that are not done. To be
     /// called after it has built none.
     pub fn send_wait(&self) -> Option<SendWait> {
@@ -90,7 +95,7 @@ impl Requester {
             None
         } else if self.timers.is_running(Timer::RnrBackoff) {
             Some(SendWait::Rnr)
-        } else if self.snd.nxt < self.snd.posted && self.in_flight() >= self.recovery.window().into() {
+        } else if self.has_unsent() && self.in_flight() >= self.recovery.window().into() {
             Some(SendWait::Window)
         } else {
             (self.in_flight() > 0).then_some(SendWait::Ack)
