@@ -256,8 +256,9 @@ impl Endpoint {
             half.limit_made = share.qp_rates();
             half.limit = share.qp_limit().map(Box::new);
         }
-        half.requester.gate = if half.limit.is_some() { self.limit(half, budget) } else { None };
-        if half.requester.gate.is_some() {
+        let gate = if half.limit.is_some() { self.limit(half, budget) } else { None };
+        half.requester.set_gate(gate);
+        if gate.is_some() {
             return false;
         }
         let (mut tally, before) = (Tally::default(), budget.used());

@@ -194,7 +194,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
                 Ok(Sent::Gone) => self.succeed(own),
                 Ok(Sent::Elsewhere(peer)) => return BatchEnd::Other(peer),
                 Ok(Sent::NoRoom) => {
-                    self.requester.gate = Some(SendGate::LinkFull);
+                    self.requester.set_gate(Some(SendGate::LinkFull));
                     return BatchEnd::Run(Run::Idle);
                 }
                 Err(status) => {

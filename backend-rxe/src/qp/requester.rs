@@ -51,7 +51,9 @@ pub(crate) struct Progress {
 /// Reason to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Wait {
-    Nothing,
+    /// The requester may run. The reason why its last run has sent nothing, or no more, is here because as a field of
+    /// [`Requester`] it would need another word.
+    Nothing(Option<SendGate>),
     /// The peer had no receive. The wait ends at the deadline, or when the peer posts one.
     Receive(Duration),
     /// There was no response. Ends at the deadline.
@@ -60,10 +62,12 @@ pub(super) enum Wait {
     Resume,
     /// A requested fault delays the next request. Does not hold up the requests in flight. The parts of [`Turn`], which
     /// as one value would need another word.
-    Turn {
-        begins: Duration,
-        version: u32,
-    },
+    Turn { begins: Duration, version: u32 },
+}
+
+impl Wait {
+    /// No reason to wait, and none that has ended the last run.
+    const NOTHING: Self = Self::Nothing(None);
 }
 
 /// State of the requester before a run.
@@ -128,8 +132,6 @@ pub(crate) struct Requester {
     pub(crate) work: SendWr,
     pub(crate) current: Option<Progress>,
     pub(super) wait: Wait,
-    /// Reason why the last run has sent nothing, or no more, besides `wait`.
-    pub(crate) gate: Option<SendGate>,
     /// Value of [`Directory::pauses`](crate::path::directory::Directory::pauses) at the last run.
     pub(super) pauses: u64,
     pub(super) retries: u8,
@@ -155,8 +157,7 @@ impl Requester {
             broken: false,
             work: SendWr::default(),
             current: None,
-            wait: Wait::Nothing,
-            gate: None,
+            wait: Wait::NOTHING,
             pauses: 0,
             retries: 0,
             rnr_retries: 0,
@@ -181,7 +182,7 @@ impl Requester {
                 done,
             }),
             wait: match self.wait {
-                Wait::Nothing => None,
+                Wait::Nothing(_) => None,
                 Wait::Receive(deadline) => Some(WaitInspect { what: "receive", due_in_us: Some(due_in_us(deadline)) }),
                 Wait::Response(deadline) => {
                     Some(WaitInspect { what: "response", due_in_us: Some(due_in_us(deadline)) })
@@ -198,12 +199,18 @@ impl Requester {
         }
     }
 
+    /// Records the reason why a run has sent nothing, or no more. A wait that it has begun is the reason otherwise.
+    #[inline]
+    pub(crate) const fn set_gate(&mut self, gate: Option<SendGate>) {
+        if let Wait::Nothing(last) = &mut self.wait {
+            *last = gate;
+        }
+    }
+
     /// Returns the reason why it sends nothing.
     pub(crate) const fn gate(&self) -> Option<SendGate> {
         match self.wait {
-            Wait::Nothing => self.gate,
-            // The requests in flight go on.
-            Wait::Turn { .. } if self.gate.is_some() => self.gate,
+            Wait::Nothing(gate) => gate,
             Wait::Receive(_) => Some(SendGate::RnrWait),
             Wait::Response(_) => Some(SendGate::AckWait),
             Wait::Resume => Some(SendGate::PeerPaused),
@@ -299,7 +306,7 @@ impl Requester {
         let Turn { begins, version } = faults.turn(qp.state.id(), known, now);
         progress.due = now >= begins;
         if progress.due {
-            self.wait = Wait::Nothing;
+            self.wait = Wait::NOTHING;
             return false;
         }
         self.wait = Wait::Turn { begins, version };
@@ -317,7 +324,7 @@ impl Requester {
         if self.current.take().is_some() {
             // Local delivery took the request from the ring before the peer turned out to be on the wire, or a fault
             // delayed it, whose rules may have ended before the delay.
-            self.wait = Wait::Nothing;
+            self.wait = Wait::NOTHING;
             std::mem::swap(work, &mut self.work);
             return Ok(true);
         }
@@ -350,7 +357,7 @@ impl Requester {
             // The peer may have been paused during a part of the wait, so the wait does not count.
             self.pauses = pauses;
             if !matches!(self.wait, Wait::Turn { .. }) {
-                self.wait = Wait::Nothing;
+                self.wait = Wait::NOTHING;
             }
         }
         let (Wait::Receive(deadline) | Wait::Response(deadline)) = self.wait else { return Readiness::Ready };
@@ -366,7 +373,7 @@ impl Requester {
             return Readiness::Waiting;
         }
         match self.wait {
-            Wait::Nothing | Wait::Resume | Wait::Turn { .. } => {}
+            Wait::Nothing(_) | Wait::Resume | Wait::Turn { .. } => {}
             Wait::Receive(_) => {
                 Counters::bump(&counters.rnr_retries);
                 if self.attrs.rnr_retry < 7 {
@@ -383,13 +390,13 @@ impl Requester {
                 Counters::bump(&counters.retries);
             }
         }
-        self.wait = Wait::Nothing;
+        self.wait = Wait::NOTHING;
         Readiness::Ready
     }
 
     /// Ends the wait, because the path has changed or the request ends.
     pub(crate) const fn stop_waiting(&mut self) {
-        self.wait = Wait::Nothing;
+        self.wait = Wait::NOTHING;
     }
 
     /// Starts the request in flight from its beginning.
@@ -457,7 +464,7 @@ impl Requester {
     #[inline(always)]
     pub(crate) fn end_with_success(&mut self, qp: &Qp, view: &DmaView<'_>, byte_len: u32) {
         self.current = None;
-        self.wait = Wait::Nothing;
+        self.wait = Wait::NOTHING;
         self.retries = self.attrs.retry_cnt;
         self.rnr_retries = self.attrs.rnr_retry;
         self.rnr_backoff.reset();
@@ -483,7 +490,7 @@ impl Requester {
         if self.current.take().is_none() {
             return;
         }
-        self.wait = Wait::Nothing;
+        self.wait = Wait::NOTHING;
         self.rnr_backoff.reset();
         self.source.retire(view);
         let _ = qp.complete_send(view, self.work.wr_id, self.work.op.completion_opcode(), status, 0);

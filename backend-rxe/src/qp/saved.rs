@@ -65,7 +65,6 @@ impl Requester {
             work,
             current,
             wait: _,
-            gate: _,
             pauses: _,
             retries,
             rnr_retries,

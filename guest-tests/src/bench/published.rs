@@ -1,6 +1,7 @@
 //! The published figures. `docs/results.json` has all of them, each with its commit and date; the tables of
-//! docs/figures.md and the pictures are generated from it.
+//! docs/figures.md and of other pages, and the pictures, are generated from it.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -9,6 +10,8 @@ use serde::Deserialize;
 
 use super::chart::{self, Curve, GREEN, GREY, ORANGE};
 
+/// Document with the main table.
+const FIGURES: &str = "figures.md";
 /// Curves of the picture: the name, colour, prefix of the figures, and whether the baseline is drawn.
 const CURVES: [(&str, chart::Colour, &str, bool); 3] = [
     ("PVRDMA device", GREEN, "vm/size-", false),
@@ -47,6 +50,8 @@ struct Row {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
+    /// Document that has it.
+    page: String,
     /// Name in the markers around it.
     name: String,
     machine: String,
@@ -95,10 +100,16 @@ impl Results {
         text
     }
 
-    /// Returns the page with all tables of these results.
-    fn page(&self, page: &str) -> Result<String> {
-        let page = with_table(page, "figures", &self.table())?;
-        self.tables.iter().try_fold(page, |page, table| with_table(&page, &table.name, &table.markdown()))
+    /// Returns the documents that have tables of these results.
+    fn pages(&self) -> BTreeSet<&str> {
+        self.tables.iter().map(|table| table.page.as_str()).chain([FIGURES]).collect()
+    }
+
+    /// Returns the text of a document with its tables of these results.
+    fn page(&self, name: &str, text: String) -> Result<String> {
+        let text = if name == FIGURES { with_table(&text, "figures", &self.table())? } else { text };
+        let mut tables = self.tables.iter().filter(|table| table.page == name);
+        tables.try_fold(text, |text, table| with_table(&text, &table.name, &table.markdown()))
     }
 
     /// Returns the picture: bandwidth by size of a write, between guests.
@@ -147,16 +158,17 @@ fn with_table(document: &str, name: &str, table: &str) -> Result<String> {
 /// Generates the tables and the pictures, in the folder of the documents.
 pub(crate) fn draw(documents: &Path) -> Result<()> {
     let results = Results::read(documents)?;
-    let (page, picture) = (documents.join("figures.md"), documents.join("bandwidth.svg"));
-    let text = std::fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
-    std::fs::write(&page, results.page(&text)?).with_context(|| format!("cannot write {}", page.display()))?;
+    for name in results.pages() {
+        let page = documents.join(name);
+        let text = std::fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
+        std::fs::write(&page, results.page(name, text)?).with_context(|| format!("cannot write {}", page.display()))?;
+    }
+    let picture = documents.join("bandwidth.svg");
     std::fs::write(&picture, results.picture()?).with_context(|| format!("cannot write {}", picture.display()))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     fn read(path: &str) -> String {
@@ -172,9 +184,13 @@ mod tests {
         if std::env::var_os("WRITE_DOCUMENTS").is_some() {
             draw(&crate::daemon::workspace_manifest().unwrap().with_file_name("docs")).unwrap();
         }
-        let (results, page) = (results(), read("docs/figures.md"));
+        let results = results();
         assert!(results.table.len() > 50);
-        assert!(results.page(&page).unwrap() == page, "`guest-tests published` writes the tables anew");
+        for name in results.pages() {
+            let page = read(&format!("docs/{name}"));
+            let expected = results.page(name, page.clone()).unwrap();
+            assert!(expected == page, "{name}: `guest-tests published` writes the tables anew");
+        }
         assert!(results.picture().unwrap() == read("docs/bandwidth.svg"), "`guest-tests published` draws it anew");
         assert!(read("README.md").contains("(docs/bandwidth.svg)"), "README has another picture");
     }

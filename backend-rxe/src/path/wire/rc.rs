@@ -201,7 +201,7 @@ pub(crate) fn run(mut batch: WireBatch<'_>) -> Run {
             if !qp.state.sends() {
                 break Run::Again;
             }
-            batch.requester.gate = gate;
+            batch.requester.set_gate(gate);
             break Run::Idle;
         }
     };
