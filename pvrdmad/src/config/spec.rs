@@ -281,8 +281,8 @@ keys! {
         ra_guard: Option<Switch>,
         /// Drop packets that the network function sends as a DHCP server.
         ///
-        /// These have UDP source port 67 (IPv4) or 547 (IPv6), as do those of relays. On by default if `address` lists
-        /// all addresses.
+        /// These have UDP source port 67 (IPv4) or 547 (IPv6), as do those of relays, or the destination port of
+        /// clients, 68 or 546. On by default if `address` lists all addresses.
         ["dhcp-guard", "on|off", ""]
         dhcp_guard: Option<Switch>,
         /// Addresses that the device may communicate with; repeatable.
