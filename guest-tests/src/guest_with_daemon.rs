@@ -18,7 +18,7 @@ pub(crate) struct GuestWithDaemon {
     daemon: Daemon,
 }
 
-/// What distinguishes a host from others, apart from names and addresses.
+/// Properties of a host and its guest, apart from names and addresses.
 #[derive(Debug)]
 pub(crate) struct HostOptions {
     /// Keys of the network, separated by commas.

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use libfuzzer_sys::fuzz_target;
 use pvrdma_dev::Limits;
-use pvrdmad::config::DeviceSpec;
+use pvrdmad::config::{DeviceSpec, NetworkSpec};
 use pvrdmad::protocol::json_rpc::{self, Call};
 use pvrdmad::protocol::{FrameReader, HostRequest, Incoming, MAX_HOST_REQUEST, Received, Reply, Request};
 use rustix::net::sockopt::set_socket_send_buffer_size;
@@ -57,7 +57,10 @@ fn control(line: &[u8]) {
             let parsed = Call::parse_line(&again).request().unwrap();
             assert_eq!(json_rpc::call(&parsed).unwrap(), again);
             match request {
-                Request::AddDevice { device } => drop(device.parse::<DeviceSpec>()),
+                Request::AddDevice { device, network } => {
+                    drop(device.parse::<DeviceSpec>());
+                    drop(network.map(|network| network.parse::<NetworkSpec>()));
+                }
                 Request::Limits { set, .. } => {
                     let mut limits = Limits::default();
                     let before = limits;

@@ -83,7 +83,7 @@ pub struct RequesterInspect {
 }
 
 impl Requester {
-    /// Returns `true` if packets of posted requests were not sent yet, or have to be sent again in order.
+    /// Returns `true` if packets of posted requests were not sent yet, or have to be retransmitted in order.
     pub fn has_unsent(&self) -> bool {
         self.snd.nxt < self.snd.posted
     }
