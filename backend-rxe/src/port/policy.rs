@@ -1,13 +1,14 @@
 //! Filter of a port: applies the rules of a device to the frames of its network function.
 
+use pvrdma_link::{Frames, Offload};
+use pvrdma_packet::{EtherType, Ethernet, MacAddr, Vlan};
+use pvrdma_roce::EgressMarking;
+
 use super::control::is_control;
 use super::outgoing::{Claim, claim, vlans};
 use super::rules::{PortRules, Violation, VlanMode};
 use super::source_guard;
 use super::stations::{AddressUse, Station};
-use pvrdma_link::{Frames, Offload};
-use pvrdma_packet::{EtherType, Ethernet, MacAddr, Vlan};
-use pvrdma_roce::EgressMarking;
 
 /// Offset of the tag, or of the ethertype in an untagged frame.
 const TAG_AT: usize = Ethernet::TYPE_AT;
