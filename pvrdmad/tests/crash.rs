@@ -112,9 +112,8 @@ fn messages_stay_in_step() {
     assert_eq!((answer.header.id, &answer.ok()[16..]), (waiting, &[0xad, 0x15, 0x20, 0x08][..]));
     half.raw(|raw| assert!(raw.try_receive().is_none()));
     // The supervisor learns of both clients from the worker, which may answer them before.
-    let running = |status: &Value| status["networks"][0]["state"] == "running";
-    let status = wait_for("the next worker", || Some(place.status()).filter(running));
-    assert_eq!(status["networks"][0]["lost_vms"], serde_json::json!(["a2"]), "{status:#}");
+    let network = place.wait_network("a", |network| network["state"] == "running");
+    assert_eq!(network["lost_vms"], serde_json::json!(["a2"]), "{network:#}");
     // The device serves its next client.
     drop(half);
     drop((vm.load().unwrap(), PatientVmm::connect(&place.path("a2"), MEMORY).load().unwrap()));
