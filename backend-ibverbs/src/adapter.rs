@@ -12,6 +12,7 @@ use pvrdma_pages::PAGE_SIZE;
 use pvrdma_verbs::{AsyncEvent, DeviceContext, EventSink, HcaLimits, PortAttributes, VerbsError};
 use pvrdma_verbs_types::{Mtu, PortState};
 
+use crate::cm_paths::CmPaths;
 use crate::contiguous_mapping;
 use crate::counters::{Counters, registered_bytes};
 use crate::gid::{GidTable, Member};
@@ -39,6 +40,8 @@ pub(crate) struct Adapter {
     pub(crate) mappings: Limit,
     /// Creates address handles.
     pub(crate) resolver: Resolver,
+    /// Where queue pairs meet the thread that connects them through the host.
+    pub(crate) cm_paths: CmPaths,
     /// Entry of the device among those of this process.
     pub(crate) member: Arc<Member>,
     pub(crate) counters: Arc<Counters>,
@@ -76,6 +79,7 @@ impl Adapter {
             pinned: Limit::new(shared.config.max_pinned, "registered memory"),
             mappings: Limit::new(shared.config.max_mappings, "piece of scattered memory (max_mappings)"),
             resolver,
+            cm_paths: CmPaths::new()?,
             shared,
             device,
             channel,

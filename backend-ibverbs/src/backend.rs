@@ -1,6 +1,5 @@
 //! The backend: the library, the device and the state that all guests of a process share.
 
-use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
 
@@ -12,9 +11,11 @@ use crate::cm::ConnectionManager;
 use crate::config::{CmMode, IbverbsConfig};
 use crate::gid::{Fabric, GivenAddresses, HostGids};
 use crate::hca::IbvHca;
+use crate::rdmacm::{EventChannel, Libraries};
 use crate::shared::Shared;
 use crate::sys::library::Library;
-use crate::sys::{LINK_LAYER_ETHERNET, LINK_LAYER_INFINIBAND, TRANSPORT_IB, TRANSPORT_IWARP};
+use crate::sys::rdmacm::RdmaCm;
+use crate::transport::Transport;
 use crate::verbs::{HostDevice, OpenError};
 
 #[cfg(feature = "testing")]
@@ -39,7 +40,7 @@ impl Ibverbs {
     /// Loads the library, and opens the device once to check that it is suitable.
     ///
     /// # Errors
-    /// The library, the device, the port or the GID does not exist, the port does not speak RoCE, or the connection
+    /// The library, the device, the port or the GID does not exist, guests cannot use the port, or the connection
     /// manager is required but unavailable.
     pub fn new(config: IbverbsConfig) -> Result<Self, OpenError> {
         let owner = |config: &_| Ok(host_addresses(config)?.map(|addresses| addresses as Arc<dyn AddressOwner>));
@@ -65,7 +66,7 @@ impl Ibverbs {
         let port = device
             .port(config.port)
             .map_err(|error| unfit(format!("port {} cannot be queried: {error}", config.port)))?;
-        check_protocol(device.transport(), port.link_layer)
+        let transport = Transport::check(device.transport(), port.link_layer, &config)
             .map_err(|problem| unfit(format!("port {}: {problem}", config.port)))?;
         // This must precede the choice of a GID, because the addresses that an earlier process left are removed here.
         let addresses = owner(&config).map_err(unfit)?;
@@ -79,9 +80,13 @@ impl Ibverbs {
             default_gid.gid,
             default_gid.index
         );
+        let host_cm = match config.cm {
+            CmMode::Host => Some(host_libraries(&library, &config, transport).map_err(unfit)?),
+            CmMode::Auto | CmMode::Umad | CmMode::Local => None,
+        };
         let fabric = Arc::<Fabric>::default();
         let manager = match config.cm {
-            CmMode::Local => None,
+            CmMode::Local | CmMode::Host => None,
             CmMode::Auto | CmMode::Umad => match ConnectionManager::start(&config, &gids, &fabric) {
                 Ok(manager) => Some(manager),
                 Err(error) if config.cm == CmMode::Umad => return Err(unfit(format!("cm=umad: {error}"))),
@@ -102,6 +107,8 @@ impl Ibverbs {
                 given: GivenAddresses::default(),
                 fabric,
                 manager,
+                host_cm,
+                transport,
             }),
             #[cfg(feature = "testing")]
             attached: Attached::default(),
@@ -109,28 +116,23 @@ impl Ibverbs {
     }
 }
 
-/// Checks that a port speaks RoCE. The guest's driver reports RoCE whatever the adapter is, so on any other port its
-/// connections would fail one by one.
-fn check_protocol(transport: c_int, link_layer: u8) -> Result<(), String> {
-    const REMEDY: &str = "or the software adapter (--backend rxe) with the Ethernet interface as its uplink";
-    match (transport, link_layer) {
-        (TRANSPORT_IB, LINK_LAYER_ETHERNET) => Ok(()),
-        (TRANSPORT_IWARP, _) => Err(format!(
-            "the adapter speaks iWARP, and guests speak RoCE: switch the adapter to RoCE if it can, or use an adapter \
-             that speaks RoCE, {REMEDY}"
-        )),
-        (TRANSPORT_IB, LINK_LAYER_INFINIBAND) => Err(format!(
-            "its link layer is InfiniBand, where a guest cannot have an address of its own: use an Ethernet port, \
-             {REMEDY}"
-        )),
-        (TRANSPORT_IB, _) => {
-            Err(format!("its link layer is unknown ({link_layer}), not Ethernet: use an Ethernet port, {REMEDY}"))
-        }
-        _ => Err(format!(
-            "the adapter speaks neither InfiniBand nor RoCE (transport type {transport}): use an adapter that speaks \
-             RoCE, {REMEDY}"
-        )),
+/// Loads `librdmacm`, and checks that the host's connection manager is available.
+fn host_libraries(library: &Arc<Library>, config: &IbverbsConfig, transport: Transport) -> Result<Libraries, String> {
+    let cm = RdmaCm::load().map_err(|error| format!("cm=host: {error}"))?;
+    let libraries = Libraries { cm, verbs: Arc::clone(library) };
+    EventChannel::open(&libraries).map_err(|error| {
+        format!(
+            "cm=host: the host's connection manager cannot be used: {error} (is the kernel's rdma_ucm loaded, and may \
+             /dev/infiniband/rdma_cm be opened?)"
+        )
+    })?;
+    // Log: once, at the start.
+    log::info!("{}: the host's connection manager connects the guests", config.device);
+    if transport == Transport::InfiniBand {
+        // Log: once, at the start.
+        log::warn!("{}: guests on an InfiniBand port are untested: nobody has run them", config.device);
     }
+    Ok(libraries)
 }
 
 /// Opens the interface of the host's GID for guests, and removes the addresses that an earlier process has left there.

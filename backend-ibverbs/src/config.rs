@@ -25,6 +25,9 @@ pub enum CmMode {
     Umad,
     /// Guests of this process only.
     Local,
+    /// All peers, through the host's own connection manager (`librdmacm`). Guests of this process are reached directly
+    /// if the port speaks RoCE.
+    Host,
 }
 
 /// Host resources to use, and limits on their use.
@@ -48,6 +51,8 @@ pub struct IbverbsConfig {
     pub add_addresses: Vec<Network>,
     /// Reach of the guests' connection managers.
     pub cm: CmMode,
+    /// Allows a port with the link layer InfiniBand, with [`CmMode::Host`]. No test has run on one.
+    pub untested_infiniband: bool,
     /// Time after a completion for which the host's queues are polled before the thread sleeps.
     pub poll: Duration,
 }
@@ -64,6 +69,7 @@ impl IbverbsConfig {
             max_mappings: 16_384,
             add_addresses: Vec::new(),
             cm: CmMode::Auto,
+            untested_infiniband: false,
             poll: Duration::from_micros(50),
         }
     }
@@ -76,5 +82,6 @@ pvrdma_base::setters!(IbverbsConfig {
     with_max_mappings => max_mappings: u64,
     with_add_addresses => add_addresses: Vec<Network>,
     with_cm => cm: CmMode,
+    with_untested_infiniband => untested_infiniband: bool,
     with_poll => poll: Duration,
 });

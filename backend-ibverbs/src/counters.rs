@@ -39,16 +39,20 @@ counters! {
         gids_refused,
         /// Requests (each attempt) and datagrams to a peer that the rules of either device refuse.
         peers_refused,
-        /// Management datagrams sent through the host.
+        /// Management datagrams sent through the host, or passed to its connection manager.
         cm_sent,
-        /// Management datagrams from the network that reached a guest.
+        /// Management datagrams from the network, or from the daemon for the network, that reached a guest.
         cm_received,
-        /// Management datagrams that are not messages of the connection manager, or whose source address is gone.
+        /// Management datagrams that are not messages of the connection manager, or whose source address is gone;
+        /// requests for connections that are invalid.
         cm_refused,
-        /// Management datagrams that found no room in the queue to the host.
+        /// Management datagrams that found no room in the queue to the host, and requests beyond the connections that
+        /// may be in progress.
         cm_overflow,
-        /// Management datagrams that the host did not accept.
+        /// Management datagrams that the host did not accept, and connections that it could not make.
         cm_failed,
+        /// Connections that the host's connection manager made for the guest.
+        cm_connections,
     }
 }
 

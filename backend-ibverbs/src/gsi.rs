@@ -2,7 +2,8 @@
 //!
 //! The host's GSI QP belongs to its kernel and is not available to user space. This one is therefore implemented in
 //! software: it reaches the connection managers of the other guests of this process directly, and all others through
-//! the [`ConnectionManager`], if there is one. The connections that they establish use queue pairs of the host.
+//! the [`ConnectionManager`] or, with `cm=host`, [`HostCm`]. The connections that they establish use queue pairs of the
+//! host.
 //!
 //! [`ConnectionManager`]: crate::cm::ConnectionManager
 
@@ -26,6 +27,7 @@ use crate::counters::bump;
 use crate::cq::Cq;
 use crate::datagram::{Datagram, HEADER, header};
 use crate::gid::{Bound, DatagramReceiver};
+use crate::host_cm::HostCm;
 use crate::limits::MAX_RD_ATOMIC;
 use crate::mr::MrTable;
 use crate::qp::QpParts;
@@ -51,6 +53,8 @@ pub(crate) struct Gsi {
     recv: Mutex<Option<Receives>>,
     /// Sender for datagrams to connection managers outside this process.
     sender: Mutex<Option<Sender>>,
+    /// Connections through the host, if it makes them.
+    host_cm: Mutex<Option<HostCm>>,
     /// Set once the log has reported that the guest's address cannot be used outside this process.
     warned: AtomicBool,
 }
@@ -98,6 +102,7 @@ impl Gsi {
         let manager = adapter.shared.manager.as_ref();
         let gsi = Arc::new(Self {
             sender: Mutex::new(manager.and_then(|manager| manager.sender(&adapter.log, &adapter.counters))),
+            host_cm: Mutex::default(),
             warned: AtomicBool::new(false),
             adapter: Arc::clone(adapter),
             mrs: Arc::clone(mrs),
@@ -112,6 +117,13 @@ impl Gsi {
         });
         let receiver = Arc::downgrade(&gsi);
         *slot = Some(receiver as Weak<dyn DatagramReceiver>);
+        drop(slot);
+        if let Some(libraries) = &adapter.shared.host_cm {
+            let started = HostCm::start(adapter, libraries).inspect_err(|error| {
+                adapter.log.error(module_path!(), format_args!("the host cannot connect the guest: {error}"));
+            });
+            *gsi.host_cm.lock() = started.ok();
+        }
         Ok(gsi)
     }
 
@@ -121,10 +133,13 @@ impl Gsi {
 
     /// Returns a snapshot. Does not wait for locks.
     pub(crate) fn inspect(&self) -> GsiInspect {
-        GsiInspect {
-            state: self.attrs.try_lock().map(|attrs| attrs.state).into(),
-            leads_out: self.sender.try_lock().map(|sender| sender.is_some()).into(),
-        }
+        GsiInspect { state: self.attrs.try_lock().map(|attrs| attrs.state).into(), leads_out: self.leads_out().into() }
+    }
+
+    /// Returns `true` if connection managers outside this process can be reached, or `None` if another thread holds the
+    /// state.
+    fn leads_out(&self) -> Option<bool> {
+        Some(self.sender.try_lock()?.is_some() || self.host_cm.try_lock()?.is_some())
     }
 
     /// Like [`Self::query`], but returns `None` if another thread holds the attributes.
@@ -170,8 +185,8 @@ impl Gsi {
     pub(crate) fn destroy(&self) {
         let sides = (self.send.lock().take(), self.recv.lock().take());
         drop(sides);
-        let sender = self.sender.lock().take();
-        drop(sender);
+        let outside = (self.sender.lock().take(), self.host_cm.lock().take());
+        drop(outside);
         self.adapter.member.gsi.lock().take_if(|gsi| std::ptr::addr_eq(gsi.as_ptr(), self));
     }
 
@@ -210,7 +225,7 @@ impl Gsi {
             // The lock is released first: the peer may be this very QP, and delivery may write to this guest's memory.
             drop(guard);
             if let Ok((source, datagram)) = taken {
-                self.deliver(&source, &datagram);
+                self.deliver(&source, datagram);
             }
         }
     }
@@ -245,18 +260,25 @@ impl Gsi {
         pieces.iter().all(|sge| self.mrs.is_bus(&self.pd, sge.lkey, need)).then_some(pieces)
     }
 
-    fn deliver(&self, source: &Bound, datagram: &Datagram) {
+    fn deliver(&self, source: &Bound, datagram: Datagram) {
+        let dgid = datagram.to.dgid;
         let Adapter { shared, member, counters, .. } = &*self.adapter;
-        if !shared.fabric.may_meet(member, source.gid, datagram.to.dgid) {
+        if !shared.fabric.may_meet(member, source.gid, dgid) {
             return bump(&counters.peers_refused);
         }
-        let delivered = match self.adapter.shared.fabric.owner(datagram.to.dgid) {
-            Some(peer) => datagram.to.qpn == Qpn::GSI && peer.receive(datagram),
-            None => return self.send_away(source, datagram),
+        // Guests of this process can connect their queue pairs themselves only on RoCE.
+        let peer = shared.fabric.owner(datagram.to.dgid).filter(|_| shared.transport.has_ip_gids());
+        let delivered = match peer {
+            Some(peer) => datagram.to.qpn == Qpn::GSI && peer.receive(&datagram),
+            None if shared.host_cm.is_some() => {
+                let taken = self.adapter.cm_paths.submit(*source, datagram);
+                return if taken { bump(&counters.cm_sent) } else { bump(&counters.cm_overflow) };
+            }
+            None => return self.send_away(source, &datagram),
         };
         bump(if delivered { &self.adapter.counters.gsi_delivered } else { &self.adapter.counters.gsi_dropped });
         if !delivered {
-            log::debug!("{}: a management datagram to {} is lost", self.adapter.name, datagram.to.dgid);
+            log::debug!("{}: a management datagram to {dgid} is lost", self.adapter.name);
         }
     }
 

@@ -22,6 +22,7 @@ use crate::poller;
 use crate::qp::{Qp, QpParts};
 use crate::shared::Shared;
 use crate::srq::{Srq, SrqParts};
+use crate::transport::Transport;
 use crate::verbs::{HostDevice, HostPd};
 use crate::worker::Worker;
 
@@ -45,6 +46,10 @@ struct HcaInspect {
     max_registered_bytes: u64,
     /// The guest's connection manager can reach peers outside this process.
     cm_leads_out: bool,
+    /// Protocol of the port.
+    transport: Transport,
+    /// No test has run with such a port.
+    untested: bool,
 }
 
 /// Memory of a request in flight, in bytes.
@@ -116,11 +121,16 @@ impl Hca for IbvHca {
         if vlan.is_some() {
             return Err(VerbsError::Unsupported("a VLAN chosen by the guest"));
         }
-        self.objects.adapter.gids.bind(index, gid, kind)
+        let Adapter { gids, cm_paths, .. } = &*self.objects.adapter;
+        gids.bind(index, gid, kind)?;
+        cm_paths.addresses_changed();
+        Ok(())
     }
 
     fn unbind_gid(&self, index: u8) {
-        self.objects.adapter.gids.unbind(index);
+        let Adapter { gids, cm_paths, .. } = &*self.objects.adapter;
+        gids.unbind(index);
+        cm_paths.addresses_changed();
     }
 
     fn create_pd(&self) -> Result<IbvPd, VerbsError> {
@@ -155,6 +165,9 @@ impl Hca for IbvHca {
                 bump(&adapter.counters.peers_refused);
                 Err(VerbsError::Unsupported("a datagram queue pair of a device with peers"))
             }
+            QpType::Ud if !adapter.shared.transport.has_ip_gids() => {
+                Err(VerbsError::Unsupported("a datagram queue pair on an adapter that does not speak RoCE"))
+            }
             QpType::Rc | QpType::Ud => Ok(IbvQp::Host(Qp::create(adapter, mrs, qps, parts)?)),
         }
     }
@@ -184,7 +197,9 @@ impl Hca for IbvHca {
             host_port: shared.config.port,
             registered_bytes: pinned.used(),
             max_registered_bytes: shared.config.max_pinned,
-            cm_leads_out: shared.manager.is_some(),
+            cm_leads_out: shared.manager.is_some() || shared.host_cm.is_some(),
+            transport: shared.transport,
+            untested: shared.transport == Transport::InfiniBand,
         };
         serde_json::to_value(shown).unwrap_or_default()
     }

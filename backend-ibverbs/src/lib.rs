@@ -22,9 +22,11 @@
 //! | `poller`, `events`, `objects` | a device's thread, events of the host, all objects of a device |
 //! | `reap` | dispatch of the host's completions to queue pairs |
 //! | `gsi`, `qp/`, `srq`, `cq`, `mr/` | the objects |
+//! | `host_cm/` | connections of guests that the host makes (`cm=host`) |
 //! | `adapter` | resources common to all objects: memory, events, counters, GIDs, limits |
+//! | `cm_paths` | the meeting point of queue pairs and `host_cm/` |
 //! | `shared`, `cm/`, `gid/`, `addresses/` | state shared by the devices of a process |
-//! | `verbs/`, `sys/` | the library's objects as owning types, and its binary interface |
+//! | `verbs/`, `rdmacm/`, `sys/` | the libraries' objects as owning types, and their binary interfaces |
 //!
 //! # Threads
 //!
@@ -32,8 +34,9 @@
 //! host, without a timeout; it polls for a while after the last completion ([`IbverbsConfig::poll`]). If a guest polls
 //! an empty queue and reports that by a doorbell, the host's queue is polled on the guest's own thread.
 //!
-//! If the connection manager reaches beyond the process (`cm`), one thread receives for all devices, and each device
-//! has a sending thread of its own, because the kernel takes up to a second to resolve a peer's MAC address.
+//! If the connection manager reaches beyond the process by `ib_umad` (`cm`), one thread receives for all devices, and each device
+//! has a sending thread of its own, because the kernel takes up to a second to resolve a peer's MAC address. With
+//! `cm=host`, one thread of each device makes its connections (`host_cm/`).
 //!
 //! # Memory
 //!
@@ -70,6 +73,7 @@ mod adapter;
 mod addresses;
 mod backend;
 mod cm;
+mod cm_paths;
 mod config;
 mod contiguous_mapping;
 mod convert;
@@ -84,12 +88,14 @@ mod gid;
 mod gsi;
 mod handles;
 mod hca;
+mod host_cm;
 mod inflight;
 mod limits;
 mod mr;
 mod objects;
 mod poller;
 mod qp;
+mod rdmacm;
 mod reap;
 mod resolver;
 mod shared;
@@ -99,6 +105,7 @@ mod sys;
 pub mod testing;
 #[cfg(test)]
 mod tests;
+mod transport;
 mod verbs;
 mod worker;
 
@@ -109,7 +116,7 @@ pub use backend::{Ibverbs, IbverbsStation, host_addresses};
 pub use config::{CmMode, GidIndex, IbverbsConfig};
 pub use handles::{IbvCq, IbvMr, IbvPd, IbvQp, IbvSrq};
 pub use hca::IbvHca;
-pub use sys::library::LoadError;
+pub use sys::load::LoadError;
 pub use verbs::OpenError;
 
 /// Returns all counters of adapters and of the connection manager, at zero.

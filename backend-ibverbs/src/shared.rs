@@ -6,7 +6,9 @@ use crate::addresses::AddressOwner;
 use crate::cm::ConnectionManager;
 use crate::config::IbverbsConfig;
 use crate::gid::{Fabric, GivenAddresses, HostGid, HostGids};
+use crate::rdmacm::Libraries;
 use crate::sys::library::Library;
+use crate::transport::Transport;
 
 /// State of the backend that adapters keep alive.
 #[derive(Debug)]
@@ -23,4 +25,7 @@ pub(crate) struct Shared {
     pub(crate) fabric: Arc<Fabric>,
     /// Sender and receiver for connection managers outside this process.
     pub(crate) manager: Option<ConnectionManager>,
+    /// Libraries by which the host connects guests, if it does.
+    pub(crate) host_cm: Option<Libraries>,
+    pub(crate) transport: Transport,
 }

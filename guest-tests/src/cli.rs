@@ -198,6 +198,12 @@ pub(crate) struct RpingOptions {
     /// The last number of its address, 10.0.0.x.
     #[arg(long, default_value_t = 1)]
     pub(crate) guest: u8,
+    /// Makes connections by the host's own connection manager.
+    #[arg(long)]
+    pub(crate) by_host: bool,
+    /// The guest's buffer has the address that this program has for it.
+    #[arg(long)]
+    pub(crate) in_place: bool,
     /// Rounds.
     #[arg(long, default_value_t = 10)]
     pub(crate) count: u32,
@@ -216,6 +222,11 @@ pub(crate) enum RpingRole {
     Serve,
     /// Asks a server.
     Ask {
+        /// Its address.
+        server: Ipv4Addr,
+    },
+    /// Asks a server that has no listener, which rejects.
+    Rejected {
         /// Its address.
         server: Ipv4Addr,
     },

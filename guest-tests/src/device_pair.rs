@@ -34,12 +34,18 @@ pub(crate) struct SideOptions {
     pub(crate) cq_entries: u32,
     /// The device's limits.
     pub(crate) limits: Limits,
+    /// The buffer has the virtual address that this process has for it, and is contiguous.
+    pub(crate) in_place: bool,
+    /// Ports on which the host listens for the guest.
+    pub(crate) listen: Vec<u16>,
 }
 
 impl SideOptions {
     /// Returns the options for checks, with a buffer of `bytes`.
     pub(crate) fn new(bytes: usize, placement: Placement) -> Self {
-        Self { bytes, other_memory: 16 << 20, placement, depth: 64, cq_entries: 256, limits: Limits::default() }
+        let (limits, listen) = (Limits::default(), Vec::new());
+        let in_place = false;
+        Self { bytes, other_memory: 16 << 20, placement, depth: 64, cq_entries: 256, limits, in_place, listen }
     }
 }
 
@@ -81,7 +87,7 @@ impl Side {
         let irqs = Irqs::new();
         // Tests on the host's adapter give the host the same address.
         let addresses = AddressRule { listed: vec![[10, 0, 0, host].into()], ..AddressRule::default() };
-        let rules = Rules { addresses, ..Rules::default() };
+        let rules = Rules { addresses, listen: options.listen.clone(), ..Rules::default() };
         let config = DeviceConfig::new(format!("guest{host}")).with_limits(options.limits).with_rules(rules);
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &backend.station(mac(host))?)?;
         let observed = Arc::clone(&device);
@@ -104,7 +110,7 @@ impl Side {
         host: u8,
         options: &SideOptions,
     ) -> Result<Self> {
-        let SideOptions { bytes, placement, depth, cq_entries, .. } = *options;
+        let SideOptions { bytes, placement, depth, cq_entries, in_place, .. } = *options;
         // Rings use scattered pages. Reserving first keeps one contiguous piece for the buffer.
         let reserved = memory.alloc(bytes.div_ceil(4096), placement);
         let driver = Driver::probe(device, memory, irqs).context("probe")?;
@@ -114,7 +120,7 @@ impl Side {
         let cq = driver.create_cq(Some(&context), cq_entries)?;
         let qp = driver.create_qp(&QpInit { max_send_wr: depth, max_recv_wr: depth, ..QpInit::rc(&pd, &cq) })?;
         memory.free(&reserved);
-        let buffer = driver.buffer(bytes, 0, placement);
+        let buffer = if in_place { driver.buffer_in_place(bytes) } else { driver.buffer(bytes, 0, placement) };
         buffer.fill_pattern(host.into());
         let mr = driver.reg_mr(&pd, &buffer, access::ALL)?;
         let (memory, counters) = (Arc::clone(memory), Box::new(Vec::new));

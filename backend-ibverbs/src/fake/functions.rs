@@ -26,6 +26,11 @@ thread_local! {
     static UNACKNOWLEDGED: Cell<usize> = const { Cell::new(0) };
 }
 
+/// Returns the adapter that this thread is opening.
+pub(super) fn host_of_thread() -> Option<Arc<FakeHost>> {
+    HOST.with_borrow(Clone::clone)
+}
+
 /// Runs `open`, during which devices of this adapter are opened.
 pub(super) fn with_host<T>(host: &Arc<FakeHost>, open: impl FnOnce() -> T) -> T {
     HOST.set(Some(Arc::clone(host)));
@@ -68,7 +73,7 @@ unsafe fn destroy<T>(raw: *mut T) -> c_int {
     0
 }
 
-fn fail(errno: Errno) -> c_int {
+pub(super) fn fail(errno: Errno) -> c_int {
     // SAFETY: the location of this thread's errno.
     unsafe { *libc::__errno_location() = errno.raw_os_error() };
     -1
@@ -99,7 +104,7 @@ extern "C" fn get_device_name(_: *mut Device) -> *const c_char {
 }
 
 extern "C" fn open_device(_: *mut Device) -> *mut Context {
-    let Some(host) = HOST.with_borrow(Clone::clone) else { return ptr::null_mut() };
+    let Some(host) = host_of_thread() else { return ptr::null_mut() };
     // SAFETY: numbers, pointers and optional functions, for which zeros are a value.
     let mut context: Context = unsafe { zeroed() };
     let ops = &mut context.ops;
@@ -142,8 +147,11 @@ pub(crate) fn unacknowledged() -> usize {
     UNACKNOWLEDGED.get()
 }
 
-extern "C" fn query_device(_: *mut Context, out: *mut DeviceAttr) -> c_int {
+extern "C" fn query_device(context: *mut Context, out: *mut DeviceAttr) -> c_int {
+    // SAFETY: the library's rules for its callers.
+    let vendor_id = unsafe { host_of(context) }.with(|state| state.vendor);
     let attr = DeviceAttr {
+        vendor_id,
         max_qp: 64,
         max_qp_wr: 128,
         max_srq_wr: 128,
@@ -335,15 +343,17 @@ extern "C" fn query_qp(qp: *mut sys::Qp, out: *mut QpAttr, _: c_int, _: *mut QpI
     0
 }
 
-extern "C" fn modify_qp(qp: *mut sys::Qp, attr: *mut QpAttr, _: c_int) -> c_int {
+extern "C" fn modify_qp(qp: *mut sys::Qp, attr: *mut QpAttr, mask: c_int) -> c_int {
     // SAFETY: the library's rules for its callers.
-    let (host, qpn, to) = unsafe { (host_of(qp), (*qp).qp_num, (*attr).qp_state) };
+    let (host, qpn, attr) = unsafe { (host_of(qp), (*qp).qp_num, *attr) };
+    let to = attr.qp_state;
     if to == ERROR {
         host.pass(Call::Stop);
     }
     host.with(|state| {
         let known = state.qps.get_mut(&qpn).unwrap();
         known.state = to;
+        known.modified.push((attr, mask));
         match to {
             RESET => {
                 known.sends.clear();

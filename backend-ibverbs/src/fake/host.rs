@@ -10,8 +10,9 @@ use parking_lot::{Condvar, Mutex};
 use pvrdma_verbs::testing::DEADLINE;
 use rustix::event::EventfdFlags;
 
+use super::cm::CmState;
 use super::gate::{Call, Gate};
-use crate::sys::{EVENT_SRQ_LIMIT_REACHED, Sge, Wc};
+use crate::sys::{EVENT_SRQ_LIMIT_REACHED, QpAttr, Sge, Wc};
 
 /// QP states, as the library's numbers.
 pub(super) const RESET: c_int = 0;
@@ -58,6 +59,8 @@ pub(super) struct Qp {
     pub(super) srq: Option<usize>,
     pub(super) sends: VecDeque<Posted>,
     pub(super) receives: VecDeque<Posted>,
+    /// Changes of attributes, with their masks.
+    pub(super) modified: Vec<(QpAttr, c_int)>,
 }
 
 #[derive(Default)]
@@ -74,6 +77,8 @@ pub(super) struct Cq {
 pub(super) struct State {
     /// `IBV_TRANSPORT_` number of the adapter; by default InfiniBand, which includes RoCE.
     pub(super) transport: c_int,
+    /// Vendor of the adapter.
+    pub(super) vendor: u32,
     /// `IBV_LINK_LAYER_` number of the port; by default Ethernet.
     pub(super) link_layer: Option<u8>,
     /// Number of existing objects.
@@ -103,6 +108,7 @@ pub(super) struct State {
     pub(super) hold_look_ups: bool,
     pub(super) refuse_look_ups: bool,
     pub(super) gate: Gate,
+    pub(super) cm: CmState,
 }
 
 impl FakeHost {
@@ -118,6 +124,11 @@ impl FakeHost {
     pub(crate) fn speak(&self, transport: c_int, link_layer: u8) {
         let mut state = self.state.lock();
         (state.transport, state.link_layer) = (transport, Some(link_layer));
+    }
+
+    /// Sets the vendor of the adapter.
+    pub(crate) fn made_by(&self, vendor: u32) {
+        self.with(|state| state.vendor = vendor);
     }
 
     /// Returns the number of peer look-ups.
@@ -334,6 +345,11 @@ impl FakeHost {
     /// Returns the state of a QP, as the library's number.
     pub(crate) fn qp_state(&self, qpn: u32) -> c_int {
         self.with(|state| state.qps[&qpn].state)
+    }
+
+    /// Returns the changes of a QP so far: attributes and masks.
+    pub(crate) fn modifications(&self, qpn: u32) -> Vec<(QpAttr, c_int)> {
+        self.with(|state| state.qps[&qpn].modified.clone())
     }
 
     /// Changes the state of a QP without an event.

@@ -3,10 +3,13 @@
 //! It moves no data. It keeps posted requests until the test completes them, flushes like an adapter when a queue pair
 //! enters its error state, and refuses requests as instructed by the test.
 
+mod cm;
 mod functions;
 mod gate;
 mod host;
+mod rdmacm;
 
+use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,15 +18,19 @@ use pvrdma_verbs::{Backend, DeviceContext, Station, VerbsError};
 use pvrdma_verbs_types::GidType;
 use tempfile::TempDir;
 
+pub(crate) use cm::{ATTRIBUTE_QPN, CmCall, DLID, PKEY_INDEX, SERVICE_LEVEL};
 pub(crate) use functions::unacknowledged;
 pub(crate) use gate::Call;
 pub(crate) use host::FakeHost;
 
 use crate::backend::Ibverbs;
-use crate::config::IbverbsConfig;
+use crate::config::{CmMode, IbverbsConfig};
 use crate::gid::{HostGid, HostGids};
 use crate::hca::IbvHca;
+use crate::rdmacm::Libraries;
 use crate::shared::Shared;
+use crate::sys::{LINK_LAYER_ETHERNET, TRANSPORT_IB};
+use crate::transport::Transport;
 use crate::verbs::{HostDevice, OpenError};
 
 /// A backend on a fake adapter.
@@ -47,7 +54,13 @@ impl FakeBackend {
 
     /// Creates a backend whose configuration the test changes with `change`.
     pub(crate) fn with(change: impl FnOnce(&mut IbverbsConfig)) -> Self {
+        Self::that_speaks(TRANSPORT_IB, LINK_LAYER_ETHERNET, change)
+    }
+
+    /// Creates a backend on an adapter with this transport and link layer.
+    pub(crate) fn that_speaks(transport: c_int, link_layer: u8, change: impl FnOnce(&mut IbverbsConfig)) -> Self {
         let host = Arc::<FakeHost>::default();
+        host.speak(transport, link_layer);
         let mut config = IbverbsConfig { poll: Duration::ZERO, ..IbverbsConfig::new("fake0") };
         change(&mut config);
         let folder = tempfile::tempdir().unwrap();
@@ -55,6 +68,9 @@ impl FakeBackend {
         let default_gid = HostGid { index: 0, gid: pvrdma_verbs::testing::gid(250), kind: GidType::RoceV2 };
         gids.set(&default_gid);
         let library = functions::library();
+        let transport = Transport::check(transport, link_layer, &config).unwrap();
+        let libraries = Libraries { cm: rdmacm::library(), verbs: Arc::clone(&library) };
+        let host_cm = (config.cm == CmMode::Host).then_some(libraries);
         let shared = Arc::new(Shared {
             library,
             config,
@@ -64,6 +80,8 @@ impl FakeBackend {
             given: Default::default(),
             fabric: Arc::default(),
             manager: None,
+            host_cm,
+            transport,
         });
         Self { host, shared, _gids: folder }
     }
@@ -77,6 +95,16 @@ impl FakeBackend {
     pub(crate) fn start(&self) -> Result<Ibverbs, OpenError> {
         let config = IbverbsConfig::new("fake0");
         functions::with_host(&self.host, || Ibverbs::start(functions::library(), config, |_| Ok(None)))
+    }
+
+    /// Runs code in which this thread opens channels of the connection manager.
+    pub(crate) fn enter<T>(&self, run: impl FnOnce() -> T) -> T {
+        functions::with_host(&self.host, run)
+    }
+
+    /// Returns the libraries by which the host connects guests.
+    pub(crate) fn libraries(&self) -> &Libraries {
+        self.shared.host_cm.as_ref().unwrap()
     }
 
     /// Adds an entry to the host's GID table.

@@ -7,9 +7,11 @@
 mod fabric;
 mod given;
 mod host;
+mod ip;
 mod table;
 
 pub(crate) use fabric::{Bound, DatagramReceiver, Fabric, Member};
 pub(crate) use given::GivenAddresses;
 pub(crate) use host::{HostGid, HostGids};
+pub(crate) use ip::{ip, is_confined};
 pub(crate) use table::GidTable;

@@ -1,6 +1,7 @@
 //! GID table of a guest.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
@@ -11,6 +12,7 @@ use pvrdma_verbs_types::{Gid, GidType};
 
 use super::fabric::{Bound, Member};
 use super::host::HostGid;
+use super::ip::{ip, is_confined};
 use crate::addresses::{AddedAddress, MAX_ADDRESSES};
 use crate::counters::bump;
 use crate::shared::Shared;
@@ -43,6 +45,29 @@ impl GidTable {
     /// Returns the GID bound at an index.
     pub(crate) fn get(&self, index: u8) -> Option<Bound> {
         self.entries.read().get(usize::from(index)).copied().flatten()
+    }
+
+    /// Returns the GIDs whose addresses the host has for the device: on RoCE, those in the host's table; otherwise that
+    /// table has no IP addresses, and those that are listed for the device.
+    pub(crate) fn own_addresses(&self) -> Vec<Bound> {
+        let entries = self.entries.read();
+        let mut found: Vec<Bound> = entries.iter().flatten().filter(|bound| self.is_own(bound)).copied().collect();
+        // RoCE v1 and v2 have an entry each.
+        found.sort_by_key(|bound| bound.gid.0);
+        found.dedup_by_key(|bound| bound.gid);
+        found
+    }
+
+    /// Returns the host's address by which peers see connections of the guest from this address, or `None` if the
+    /// host's routes choose one.
+    pub(crate) fn host_source(&self, bound: &Bound) -> Option<IpAddr> {
+        let gid = if self.is_own(bound) { bound.gid } else { bound.host.gid };
+        let known = self.is_own(bound) || self.shared.transport.has_ip_gids();
+        known.then(|| ip(gid)).filter(|ip| !is_confined(*ip))
+    }
+
+    fn is_own(&self, bound: &Bound) -> bool {
+        if self.shared.transport.has_ip_gids() { bound.is_own() } else { self.reserved.contains(&bound.gid) }
     }
 
     /// Binds a GID at an index, with the host's own entry for it if that exists or can be added.

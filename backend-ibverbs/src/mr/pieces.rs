@@ -76,7 +76,8 @@ impl Pieces {
                 return None;
             }
             let length = u32::try_from(piece.end.min(end) - at).ok()?;
-            out.push(sys::Sge { addr: at, length, lkey: piece.host.lkey() });
+            let addr = at.wrapping_add(piece.host.shift());
+            out.push(sys::Sge { addr, length, lkey: piece.host.lkey() });
             at = piece.end;
         }
         (at >= end).then_some(())

@@ -41,6 +41,8 @@ enum Body {
         access: Access,
         pages: PageList,
         anchor: Option<HostMr>,
+        /// See [`HostMr::shift`].
+        shift: u64,
         host: Mutex<Option<Registered>>,
     },
     /// Bus addresses. The key is that of an anchor, a page of the backend that no request may access; memory is
@@ -211,9 +213,12 @@ impl Mr {
         let pieces = host_pieces(view, &pages, access)?;
         if ContiguousMapping::is_possible(&pieces) {
             let (host, share) = register(adapter, pd, &pieces, (start, length), access, 0)?;
-            let (lkey, rkey) = (host.lkey(), host.rkey());
+            if host.shift() != 0 && access.intersects(REMOTE) {
+                return Err(VerbsError::Unsupported("memory for peers on an adapter that ignores its addresses (siw)"));
+            }
+            let (lkey, rkey, shift) = (host.lkey(), host.rkey(), host.shift());
             let host = Mutex::new(Some(Registered::Whole { _host: host, _share: share }));
-            return Ok((lkey, rkey, Body::User { start, length, access, pages, anchor: None, host }));
+            return Ok((lkey, rkey, Body::User { start, length, access, pages, anchor: None, shift, host }));
         }
         if access.intersects(REMOTE) {
             return Err(VerbsError::Unsupported("memory for peers that is scattered over huge pages of the host"));
@@ -222,7 +227,7 @@ impl Mr {
         let (lkey, rkey) = (anchor.lkey(), anchor.rkey());
         let pieces = Pieces::register(adapter, pd, pieces, start - start % PAGE_SIZE, access)?;
         let host = Mutex::new(Some(Registered::Pieces(pieces)));
-        Ok((lkey, rkey, Body::User { start, length, access, pages, anchor: Some(anchor), host }))
+        Ok((lkey, rkey, Body::User { start, length, access, pages, anchor: Some(anchor), shift: 0, host }))
     }
 
     /// Returns the local key at creation.
@@ -322,7 +327,7 @@ impl Mr {
         let (addr, length) = (sge.addr, sge.length);
         let len = u64::from(length);
         match &self.body {
-            Body::User { start, length: size, access, anchor, host, .. } => {
+            Body::User { start, length: size, access, anchor, shift, host, .. } => {
                 let allowed = self.key == sge.lkey && access.contains(need) && covers(*start, *size, addr, len);
                 if !allowed || !self.alive.load(Ordering::Acquire) {
                     return None;
@@ -332,7 +337,7 @@ impl Mr {
                     let Some(Registered::Pieces(pieces)) = &*host else { return None };
                     return pieces.translate(adapter, addr, length, out);
                 }
-                out.push(sys::Sge { addr, length, lkey: sge.lkey });
+                out.push(sys::Sge { addr: addr.wrapping_add(*shift), length, lkey: sge.lkey });
                 Some(())
             }
             Body::Dma { access, parts, .. } => {
@@ -385,7 +390,8 @@ impl Mr {
             };
             let part = parts.get(at)?;
             let count = (part.iova + part.len).min(end) - addr;
-            out.push(sys::Sge { addr, length: u32::try_from(count).ok()?, lkey: part.host.lkey() });
+            let host = addr.wrapping_add(part.host.shift());
+            out.push(sys::Sge { addr: host, length: u32::try_from(count).ok()?, lkey: part.host.lkey() });
             addr += count;
         }
         Some(())

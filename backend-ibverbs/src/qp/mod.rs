@@ -5,6 +5,7 @@
 
 mod address_handles;
 mod complete;
+mod connection;
 mod host_state;
 mod look_up;
 mod modify;

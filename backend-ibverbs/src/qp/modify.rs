@@ -101,6 +101,9 @@ impl Qp {
             return Ok(());
         }
         let attrs = QpAttrs { state: after, ..*new };
+        if let Some(changed) = self.by_connection(host, to, &attrs, mask) {
+            return changed;
+        }
         let (mut attr, mut bits) = convert::attributes(&attrs, mask, self.adapter.shared.config.port);
         if mask.contains(QpAttrMask::AV) {
             let source = self.adapter.gids.get(new.av.sgid_index).ok_or(VerbsError::Invalid("source GID"))?;
@@ -129,7 +132,7 @@ impl Qp {
 
     /// Checks the peer rules. The adapter accepts packets of a connection only from its peer, so checking here
     /// suffices.
-    fn check_peer(&self, from: Gid, to: Gid) -> Result<(), VerbsError> {
+    pub(super) fn check_peer(&self, from: Gid, to: Gid) -> Result<(), VerbsError> {
         let Adapter { shared, member, counters, log, .. } = &*self.adapter;
         if shared.fabric.may_meet(member, from, to) {
             return Ok(());
@@ -143,6 +146,8 @@ impl Qp {
     fn reset(&self, host: &HostQp) -> Result<(), VerbsError> {
         self.mute(true);
         self.set_state(QpState::Reset);
+        self.adapter.cm_paths.end_connection_of(self.qpn.get());
+        self.unconnected.store(false, Ordering::Release);
         // Requests that a thread is still posting belong to the previous epoch and end with it.
         self.wait_for_posters();
         let result = {

@@ -1,8 +1,8 @@
 //! A queue pair: its components, state, and processing.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
 use pvrdma_base::Snapshot;
@@ -17,6 +17,7 @@ use super::parts::QpParts;
 use super::recv_side::RecvSide;
 use super::send_side::SendSide;
 use crate::adapter::Adapter;
+use crate::cm_paths::Connectable;
 use crate::cq::Cq;
 use crate::directory::Directory;
 use crate::inflight::{RecvInflight, SendInflight};
@@ -72,6 +73,8 @@ pub(crate) struct Qp {
     pub(super) notify_drained: AtomicBool,
     /// "Last WQE reached" was reported. It is reported once per epoch.
     pub(super) last_wqe: AtomicBool,
+    /// Sends wait in the ring until the host has established the connection.
+    pub(super) unconnected: AtomicBool,
     /// Maximum length of a datagram.
     pub(super) datagram: AtomicU32,
 }
@@ -155,9 +158,14 @@ impl Qp {
             failing: AtomicBool::new(false),
             notify_drained: AtomicBool::new(false),
             last_wqe: AtomicBool::new(false),
+            unconnected: AtomicBool::new(false),
             datagram: AtomicU32::new(0),
         });
         qps.insert(qpn.get(), &qp);
+        if qp.qp_type == QpType::Rc {
+            let weak: Weak<Self> = Arc::downgrade(&qp);
+            adapter.cm_paths.add_qp(qpn.get(), weak);
+        }
         Ok(qp)
     }
 
@@ -241,6 +249,11 @@ impl Qp {
         self.adapter.events.event(view, AsyncEvent::Qp(event, self.cookie));
     }
 
+    /// Returns `true` if the host must establish the connection first.
+    pub(super) fn is_unconnected(&self) -> bool {
+        self.unconnected.load(Ordering::Acquire)
+    }
+
     /// Handles an event of the host.
     pub(crate) fn host_event(&self, event: QpEvent) {
         // In another state the event would belong to an earlier epoch. The host's QP may enter the error state before
@@ -316,6 +329,13 @@ impl Qp {
             self.event(view, QpEvent::Fatal);
         }
         ended
+    }
+}
+
+impl Connectable for Qp {
+    fn connected(&self) {
+        self.unconnected.store(false, Ordering::Release);
+        self.continue_sending();
     }
 }
 

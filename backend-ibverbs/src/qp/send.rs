@@ -40,6 +40,7 @@ impl Qp {
             // The flag is set before the ring is read: a completion from here on causes another look at the ring.
             self.send_waits.store(true, Ordering::SeqCst);
             match self.state() {
+                QpState::Rts if self.is_unconnected() => return,
                 QpState::Rts => {
                     if !self.post_some(&host, side) {
                         return;

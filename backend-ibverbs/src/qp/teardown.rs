@@ -37,6 +37,7 @@ impl Qp {
         self.mute(true);
         let Some(host) = self.host.write().take() else { return };
         self.set_state(QpState::Error);
+        self.adapter.cm_paths.remove_qp(self.qpn.get());
         // Receives that the host returns from here on belong to a shared queue, or are discarded.
         self.stop(&host);
         reap::drain(&self.recv_cq, &self.adapter, &self.qps);

@@ -5,6 +5,8 @@
 //! here. The offsets were compared with those of a C compiler; the assertions below verify them.
 
 pub(crate) mod library;
+pub(crate) mod load;
+pub(crate) mod rdmacm;
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::{offset_of, size_of};

@@ -11,8 +11,9 @@ use thiserror::Error;
 
 use super::errno::{check, destroyed};
 use super::event::HostEvent;
-use crate::sys::library::{Library, LoadError};
-use crate::sys::{AsyncEvent, Context, DeviceAttr, PORT_ACTIVE, PortAttr};
+use crate::sys::library::Library;
+use crate::sys::load::LoadError;
+use crate::sys::{AsyncEvent, Context, DeviceAttr, PORT_ACTIVE, PortAttr, TRANSPORT_IWARP};
 
 /// Reason a device of the host cannot be used.
 #[derive(Debug, Error)]
@@ -60,6 +61,8 @@ pub(crate) struct HostDevice {
     pub(super) raw: NonNull<Context>,
     name: String,
     transport: c_int,
+    /// Vendor, as the device reports it.
+    vendor: u32,
 }
 
 // SAFETY: see the head of the parent module.
@@ -108,7 +111,11 @@ impl HostDevice {
         unsafe { (library.ibv_free_device_list)(list) };
         match opened {
             Some(Ok((raw, transport))) => {
-                Ok(Self { library: Arc::clone(library), raw, name: name.to_owned(), transport })
+                let mut opened =
+                    Self { library: Arc::clone(library), raw, name: name.to_owned(), transport, vendor: 0 };
+                let failed = |source| OpenError::Open { name: name.to_owned(), source };
+                opened.vendor = opened.attributes().map_err(failed)?.vendor_id;
+                Ok(opened)
             }
             Some(Err(source)) => Err(OpenError::Open { name: name.to_owned(), source }),
             None if found.is_empty() => Err(OpenError::NoDevices),
@@ -123,6 +130,14 @@ impl HostDevice {
     /// Returns the `IBV_TRANSPORT_` number.
     pub(crate) const fn transport(&self) -> c_int {
         self.transport
+    }
+
+    /// Returns `true` if regions have the addresses of this process, whatever addresses are asked for. `siw` ignores
+    /// them without an error.
+    pub(crate) const fn registers_own_addresses(&self) -> bool {
+        /// `SIW_VENDOR_ID`.
+        const SIW: u32 = 0x62_6d74;
+        self.transport == TRANSPORT_IWARP && self.vendor == SIW
     }
 
     pub(crate) fn attributes(&self) -> io::Result<DeviceAttr> {

@@ -46,6 +46,8 @@ pub(crate) struct HostMr {
     pub(super) raw: NonNull<Mr>,
     // Dropped after `drop` has ended the registration.
     mapping: ContiguousMapping,
+    /// Difference between the addresses by which requests name the memory and those of the guest, modulo 2^64.
+    shift: u64,
 }
 
 // SAFETY: see the head of the parent module.
@@ -54,7 +56,8 @@ unsafe impl Send for HostMr {}
 unsafe impl Sync for HostMr {}
 
 impl HostMr {
-    /// Registers `length` bytes of the mapping from `offset` on, under the addresses from `iova` on.
+    /// Registers `length` bytes of the mapping from `offset` on, under the addresses from `iova` on, or under those of
+    /// this process if the adapter knows no others ([`Self::shift`]).
     pub(crate) fn register(
         pd: &Arc<HostPd>,
         mapping: ContiguousMapping,
@@ -69,11 +72,18 @@ impl HostMr {
         }
         let access = c_int::try_from(access).map_err(|_| invalid())?;
         let start = mapping.as_ptr().wrapping_add(offset);
+        let shift = if pd.device.registers_own_addresses() { (start.addr() as u64).wrapping_sub(iova) } else { 0 };
+        let iova = iova.wrapping_add(shift);
         // SAFETY: the domain exists. The range lies in the mapping, which this object keeps until after the
         // registration has ended; it is memory that is shared with a guest, so no reference to it exists anywhere.
         let raw = unsafe { (pd.device.library.ibv_reg_mr_iova)(pd.raw.as_ptr(), start.cast(), length, iova, access) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
-        Ok(Self { pd: Arc::clone(pd), raw, mapping })
+        Ok(Self { pd: Arc::clone(pd), raw, mapping, shift })
+    }
+
+    /// Returns the number to add to an address of the guest for requests of the host, modulo 2^64.
+    pub(crate) const fn shift(&self) -> u64 {
+        self.shift
     }
 
     pub(crate) const fn lkey(&self) -> u32 {

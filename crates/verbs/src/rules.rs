@@ -20,6 +20,9 @@ pub struct Rules {
     pub peers: Peers,
     /// Peers allowed by the rule of its network. Both must allow a peer.
     pub network_peers: Peers,
+    /// Ports of its guest on which a backend listens for peers, if its host makes the guest's connections.
+    #[serde(default)]
+    pub listen: Vec<u16>,
 }
 
 impl Rules {

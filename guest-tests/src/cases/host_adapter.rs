@@ -43,6 +43,7 @@ fn on_rxe(image: &GuestImage) -> Result<String> {
         checked(&vm, "port-events", SHORT)?;
         nothing_left(&vm)?;
         process(&vm)?;
+        connections_by_host(&vm)?;
         mapped_doorbells(&vm)?;
         addresses(&vm)?;
         Ok(format!(
@@ -132,6 +133,20 @@ fn process(vm: &Vm) -> Result<()> {
     kill(&daemon)?;
     nothing_left(vm).context("the daemon was killed")?;
     kill(&guests)
+}
+
+/// The host's connection manager is reached from the sandbox, too.
+fn connections_by_host(vm: &Vm) -> Result<()> {
+    vm.run("modprobe rdma_ucm")?;
+    let daemon = serve(vm, "given,cm=host", ",cm-listen=7174")?;
+    let client = vm.spawn(&format!("{PROGRAM} {SOCKETS}"))?;
+    client.wait_success(Duration::from_secs(120)).context("two devices whose host connects them")?;
+    let output = daemon.output();
+    ensure!(output.contains("the host's connection manager connects the guests"), "{output}");
+    ensure!(!output.contains("the host cannot"), "{output}");
+    stop(vm, &daemon)?;
+    vm.run("rmmod rdma_ucm rdma_cm ib_cm")?;
+    Ok(())
 }
 
 /// The same operations of guests whose doorbells are mapped: no post and no poll is a message, and completions still

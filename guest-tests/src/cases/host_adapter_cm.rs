@@ -8,9 +8,10 @@ use anyhow::{Context, Result, bail};
 
 use super::case::Case;
 use super::host_adapter::{DEVICE, PROGRAM, nothing_left};
+use super::kernel_log;
 use crate::endpoints::{gid_index, network_script};
-use crate::image::GuestImage;
-use crate::vm::{Nic, NicModel, SHORT, Vm, VmBuilder};
+use crate::image::{GuestImage, SiwModule};
+use crate::vm::{Job, Nic, NicModel, SHORT, Vm, VmBuilder};
 
 /// Addresses of the hosts.
 const HOSTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 101), Ipv4Addr::new(10, 0, 0, 102)];
@@ -22,9 +23,11 @@ const MACS: [&str; 2] = ["52:54:00:00:03:11", "52:54:00:00:03:12"];
 const UNPRIVILEGED: &str =
     "ulimit -l unlimited; exec setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set=-all env";
 
-/// Two machines for all of it.
+/// Two machines for each case.
 pub(crate) fn cases() -> Vec<Case> {
-    vec![Case::alone("hca/connection-manager", connections)]
+    const WHY: &str = "compiles siw, and takes minutes; runs when asked for: --only iwarp/host-connections";
+    let on_siw = Case::alone("iwarp/host-connections", by_host_on_siw).slow(WHY);
+    vec![Case::alone("hca/connection-manager", connections), Case::alone("hca/host-connections", by_host), on_siw]
 }
 
 fn connections(image: &GuestImage) -> Result<String> {
@@ -47,10 +50,133 @@ fn connections(image: &GuestImage) -> Result<String> {
     Ok("guests of two hosts, rping both ways, others with QP 1, loss of the adapter".to_owned())
 }
 
+/// The hosts' own connection managers make the connections of guests, and those of the hosts' programs meanwhile.
+fn by_host(image: &GuestImage) -> Result<String> {
+    let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
+    let hosts = Hosts::boot(image, directory.path())?;
+    let run = || -> Result<()> {
+        for vm in &hosts.0 {
+            vm.run("modprobe rdma_ucm")?;
+        }
+        by_host_on(&hosts, DEVICE)?;
+        // This guest has no address on its host, whose own address stands for it.
+        let [ours, theirs] = &hosts.0;
+        let server = rping_of_host(theirs, HOSTS[1])?;
+        guest(ours, DEVICE, 3, &format!("ask {}", HOSTS[1]))?.wait_success(SHORT).with_context(|| server.output())?;
+        pinged(&server)?;
+        hosts.0.iter().try_for_each(kernel_log::check)
+    };
+    run().with_context(|| hosts.0.iter().map(Vm::diagnosis).collect::<Vec<_>>().join("\n"))?;
+    Ok("rping both ways, between guests of two hosts, rejected, killed, beside programs of the host".to_owned())
+}
+
+/// The same with `siw`, iWARP in software, as the adapter of both hosts.
+fn by_host_on_siw(image: &GuestImage) -> Result<String> {
+    let module = SiwModule::build(image)?;
+    let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
+    let hosts = Hosts::boot_with(image, directory.path(), |vm, _| module.start(vm, "$(cat /run/nic-virtio_net)"))?;
+    let run = || -> Result<()> {
+        let other = hosts.0[0].exec(&format!("{PROGRAM} daemon --device {SIW} --cm umad"), SHORT)?;
+        if other.code == 0 || !other.text.contains("the adapter speaks iWARP") {
+            bail!("with another connection manager: {}", other.text);
+        }
+        by_host_on(&hosts, SIW)?;
+        hosts.0.iter().try_for_each(kernel_log::check)
+    };
+    run().with_context(|| hosts.0.iter().map(Vm::diagnosis).collect::<Vec<_>>().join("\n"))?;
+    Ok("rping both ways, between guests of two hosts, rejected, killed, beside programs of the host".to_owned())
+}
+
+/// Name of the adapter of iWARP.
+const SIW: &str = "siw0";
+
+/// Runs a guest whose host makes its connections. `siw` registers memory at the addresses of the process only.
+fn guest(vm: &Vm, device: &str, number: u8, role: &str) -> Result<Job> {
+    let place = if device == SIW { "--in-place" } else { "" };
+    vm.spawn(&format!("{PROGRAM} rping --device {device} --by-host {place} --guest {number} {role}"))
+}
+
+/// Starts the real `rping` as a server.
+fn rping_of_host(vm: &Vm, address: Ipv4Addr) -> Result<Job> {
+    let server = vm.spawn(&format!("rping -s -a {address} -C 10 -v -S 4096"))?;
+    vm.wait_until("rdma resource show cm_id | grep -q LISTEN", SHORT)?;
+    Ok(server)
+}
+
+/// Checks that the real `rping` has seen all messages.
+fn pinged(server: &Job) -> Result<()> {
+    let output = server.wait_success(SHORT)?;
+    let pings = output.lines().filter(|line| line.contains("ping data: rdma-ping-")).count();
+    if pings != 10 {
+        bail!("the server saw {pings} of 10 pings:\n{output}");
+    }
+    Ok(())
+}
+
+/// Runs on any adapter.
+fn by_host_on(hosts: &Hosts, device: &str) -> Result<()> {
+    let [ours, theirs] = &hosts.0;
+    let ping = |address, count| format!("rping -c -a {address} -C {count} -V -S 4096");
+    let serving = |vm: &Vm, number: u8| -> Result<Job> {
+        let server = guest(vm, device, number, "serve")?;
+        server.wait_for_output("listening", SHORT)?;
+        Ok(server)
+    };
+
+    let server = serving(ours, 1)?;
+    // The host's programs use the adapter at the same time.
+    let native = rping_of_host(ours, HOSTS[0])?;
+    theirs.spawn(&ping(HOSTS[0], 10))?.wait_success(SHORT).context("between programs of the hosts")?;
+    pinged(&native)?;
+    theirs.spawn(&ping(GUESTS[0], 10))?.wait_success(SHORT).with_context(|| server.output())?;
+    server.wait_success(SHORT).context("rping asks our guest")?;
+
+    let server = rping_of_host(theirs, HOSTS[1])?;
+    let client = guest(ours, device, 1, &format!("ask {}", HOSTS[1]))?;
+    client.wait_success(SHORT).with_context(|| server.output()).context("our guest asks rping")?;
+    pinged(&server)?;
+
+    guest(ours, device, 1, &format!("rejected {}", HOSTS[1]))?.wait_success(SHORT).context("no listener")?;
+
+    let server = serving(theirs, 2)?;
+    let client = guest(ours, device, 1, &format!("ask {}", GUESTS[1]))?;
+    client.wait_success(SHORT).with_context(|| server.output()).context("between guests of two hosts")?;
+    server.wait_success(SHORT)?;
+
+    let server = serving(ours, 1)?;
+    let client = theirs.spawn(&ping(GUESTS[0], 1_000_000))?;
+    ours.wait_until("rdma resource show cm_id | grep -q CONNECT", SHORT)?;
+    server.kill()?;
+    server.wait(SHORT)?;
+    // The program ends when the peer disconnects, with any exit code.
+    client.wait(SHORT).context("the client of a killed guest does not end")?;
+    for vm in &hosts.0 {
+        nothing_left(vm)?;
+        vm.wait_until("! rdma resource show cm_id | grep -q ' pid '", SHORT).context("identifiers are left")?;
+    }
+    Ok(())
+}
+
 struct Hosts([Vm; 2]);
 
 impl Hosts {
+    /// Boots both, with `rdma_rxe`.
     fn boot(image: &GuestImage, directory: &Path) -> Result<Self> {
+        Self::boot_with(image, directory, |vm, addresses| {
+            vm.run("modprobe ib_umad && modprobe rdma_rxe && rdma link add rxe0 type rxe netdev $(cat /run/nic-virtio_net)")?;
+            for address in addresses {
+                gid_index(vm, DEVICE, address)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Boots both, and starts their adapters.
+    fn boot_with(
+        image: &GuestImage,
+        directory: &Path,
+        adapter: impl Fn(&Vm, [IpAddr; 2]) -> Result<()>,
+    ) -> Result<Self> {
         let socket = |end: usize| directory.join(format!("{end}.net"));
         let start = |end: usize| {
             let (model, mac) = (NicModel::Virtio, MACS[end].to_owned());
@@ -62,10 +188,7 @@ impl Hosts {
             vm.wait_boot()?;
             let addresses = [HOSTS[end], GUESTS[end]].map(IpAddr::V4);
             vm.run(&network_script("virtio_net", &addresses, 1500))?;
-            vm.run("modprobe ib_umad && modprobe rdma_rxe && rdma link add rxe0 type rxe netdev $(cat /run/nic-virtio_net)")?;
-            for address in addresses {
-                gid_index(vm, DEVICE, address)?;
-            }
+            adapter(vm, addresses)?;
         }
         Ok(hosts)
     }

@@ -34,9 +34,10 @@ const ROWS: [(&str, &[&str]); 13] = [
 ];
 
 /// Programs of cases whose names do not contain them.
-const UNNAMED: [(&str, &[&str]); 4] = [
+const UNNAMED: [(&str, &[&str]); 5] = [
     ("hca/rdma_rxe", &["rc-pingpong", "integrity", "errors"]),
     ("hca/connection-manager", &["rping"]),
+    ("hca/host-connections", &["rping"]),
     ("interop/beyond-region/ib_write_bw/a-to-b", &["errors"]),
     ("interop/beyond-region/ib_read_bw/a-to-b", &["errors"]),
 ];

@@ -22,7 +22,7 @@ pub(super) fn check(device: &str) -> Result<()> {
     let few = Limits::default()
         .with_verbs(Limits::default().verbs.with_max_qp(8).with_max_cq(8).with_max_mr(16).with_max_pd(8));
     let plain = SideOptions::new(MIB, Placement::Scattered);
-    let mut greedy = Side::new(&backend, 1, &SideOptions { limits: few, ..plain })?;
+    let mut greedy = Side::new(&backend, 1, &SideOptions { limits: few, ..plain.clone() })?;
     let mut other = Side::new(&backend, 2, &plain)?;
     greedy.qp.connect(&Path::to(gid(2), other.qp.qpn))?;
     other.qp.connect(&Path::to(gid(1), greedy.qp.qpn))?;

@@ -19,7 +19,7 @@ use pvrdma_dev::testing::Placement;
 use pvrdma_ibverbs::{CmMode, Ibverbs, IbverbsConfig};
 use pvrdma_verbs::conformance::{Profile, Subject, cases};
 
-use crate::cli::HostAdapterCommand;
+use crate::cli::{HostAdapterCommand, RpingOptions};
 use crate::device_pair::{connected, connected_at, connected_mapped_at};
 
 pub(crate) use bench::Measured;
@@ -79,7 +79,7 @@ pub(crate) fn run(command: &HostAdapterCommand) -> Result<()> {
         HostAdapterCommand::Nested(options) => nested::check(options),
         HostAdapterCommand::Pingpong { device, port } => pingpong::client(&backend(device)?, *port),
         HostAdapterCommand::Daemon { device, cm } => daemon::check(device, cm),
-        HostAdapterCommand::Rping(options) => cm::run(&everywhere(&options.device)?, options),
+        HostAdapterCommand::Rping(options) => cm::run(&everywhere(options)?, options),
         HostAdapterCommand::Bench { device, runs } => bench::run(&backend(device)?, device, *runs),
     }
 }
@@ -96,8 +96,9 @@ fn with_addresses(device: &str) -> Result<Ibverbs> {
 }
 
 /// Opens the backend with a connection manager that may reach every address.
-fn everywhere(device: &str) -> Result<Ibverbs> {
-    Ibverbs::new(IbverbsConfig::new(device).with_cm(CmMode::Umad)).context("backend ibverbs")
+fn everywhere(options: &RpingOptions) -> Result<Ibverbs> {
+    let cm = if options.by_host { CmMode::Host } else { CmMode::Umad };
+    Ibverbs::new(IbverbsConfig::new(&options.device).with_cm(cm)).context("backend ibverbs")
 }
 
 /// Runs every case whose name contains `only`, one after the other, because they share GIDs.

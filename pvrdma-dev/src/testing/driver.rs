@@ -220,6 +220,14 @@ impl Driver {
         Buffer::new(Arc::clone(&self.0.memory), pages, va + (offset % 4096) as u64, len)
     }
 
+    /// Allocates a contiguous buffer of `len` bytes whose virtual address is the one that this process has for it, for
+    /// adapters that register no other addresses.
+    pub fn buffer_in_place(&self, len: usize) -> Buffer {
+        let pages = self.0.memory.alloc(len.div_ceil(4096).max(1), Placement::Contiguous);
+        let va = self.0.memory.process_address(pages[0]);
+        Buffer::new(Arc::clone(&self.0.memory), pages, va, len)
+    }
+
     /// Returns the asynchronous event ring.
     pub fn async_ring(&self) -> &DriverRing {
         &self.0.asynchronous.ring

@@ -174,6 +174,11 @@ impl GuestMemory {
         MEMORY_BASE + self.region.size() as u64
     }
 
+    /// Returns the address of a page in this process.
+    pub fn process_address(&self, page: u64) -> u64 {
+        self.region.as_ptr().addr() as u64 + (page - MEMORY_BASE)
+    }
+
     /// Returns the number of free pages.
     pub fn free_pages(&self) -> usize {
         self.allocator.lock().free

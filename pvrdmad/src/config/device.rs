@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::access::access;
 use super::address;
 use super::place::SocketPlace;
+use super::ports::Ports;
 use super::spec::{DeviceSpec, Mac, NAME_RULE, is_name};
 use super::words::{DoorbellMode, MemoryFiles, Pcp, Pin, Roce, Switch};
 
@@ -112,7 +113,8 @@ impl DeviceSpec {
         config.limits = self.limits.unwrap_or_default();
         config.random = self.seed.map_or(Random::System, Random::Seed);
         let peers = Peers(self.peers.clone());
-        config.rules = Rules { addresses: address::rule(&self.addresses)?, peers, ..Rules::default() };
+        let listen = self.cm_listen.clone().map_or_else(Vec::new, |Ports(ports)| ports);
+        config.rules = Rules { addresses: address::rule(&self.addresses)?, peers, listen, ..Rules::default() };
         self.check_links(uplink)?;
         let listed = config.rules.addresses.others == OtherAddresses::Refuse;
         if self.source_guard == Some(Switch::On) && !listed {

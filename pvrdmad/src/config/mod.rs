@@ -16,6 +16,7 @@ mod metrics;
 mod network;
 mod pairs;
 mod place;
+mod ports;
 mod rate;
 pub mod reference;
 mod resolve;

@@ -395,6 +395,20 @@ mod tests {
     }
 
     #[test]
+    fn ports_on_the_host_need_connections_that_it_makes() {
+        assert!(
+            load(&[], &["name=0,cm-listen=4420"]).unwrap_err().contains("cm-listen belongs to the backend ibverbs")
+        );
+        let mut config = load(&[], &["name=0"]).unwrap();
+        config.networks[0].devices[0].config.rules.listen = vec![4420];
+        for (backend, allowed) in [("rxe", false), ("ibverbs,device=a", false), ("ibverbs,device=a,cm=host", true)] {
+            config.backend = backend.parse().unwrap();
+            assert_eq!(config.check().is_ok(), allowed, "{backend}");
+        }
+        assert!("ibverbs,device=a,cm=umad,untested-infiniband=on".parse::<BackendSpec>().is_err());
+    }
+
+    #[test]
     fn devices_that_come_later() {
         let mut config = load(&["name=a"], &["name=0,network=a"]).unwrap();
         let before = config.clone();

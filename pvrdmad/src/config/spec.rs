@@ -15,6 +15,7 @@ use super::fault::FaultSpec;
 use super::keys::{Key, Keys, deserialize_from_str, keys, word};
 use super::pairs::{Syntax, from_pairs};
 use super::place::SocketPlace;
+use super::ports::Ports;
 use super::rate::BitRate;
 use super::tunnel::Learn;
 use super::vlan::VlanWord;
@@ -291,6 +292,11 @@ keys! {
         ["peers", "CIDR", ""]
         #[serde(default)]
         peers: Vec<Prefix>,
+        /// Ports on which peers reach the guest's rdma_cm through the host.
+        ///
+        /// A list separated by `+`: `4420+20049`. For the backend `ibverbs` with `cm=host`.
+        ["cm-listen", "PORTS", ""]
+        cm_listen: Option<Ports>,
         /// Seed of QP numbers and keys, for tests.
         ///
         /// The same seed gives the same numbers, which makes them predictable. By default they start at random.

@@ -509,7 +509,10 @@ fn a_configuration_travels() {
     let mut config = Config::merge(toml::from_str(file).unwrap(), args(&[])).unwrap();
     // A setting that no file can have, but that a program which embeds a device can make.
     config.networks[0].devices[0].config.limits.verbs.atomics = false;
-    let backend = "ibverbs,device=a,port=2,gid-index=3,cm=umad,poll=7,addresses=10.0.0.0/8+fd00::/64".parse().unwrap();
+    let backend =
+        "ibverbs,device=a,port=2,gid-index=3,cm=host,untested-infiniband=on,poll=7,addresses=10.0.0.0/8+fd00::/64"
+            .parse()
+            .unwrap();
     for config in [Config { backend, ..config.clone() }, config] {
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config, "{text}");

@@ -149,6 +149,15 @@ impl CmAgent {
         self.send(Gid::from(IpAddr::V4(to)), &message)
     }
 
+    /// Waits for the answer of a host on which no program listens.
+    pub(super) fn wait_rejection(&mut self) -> Result<()> {
+        /// "Invalid service ID".
+        const NO_LISTENER: u16 = 8;
+        let answer = self.receive()?;
+        ensure!((answer.body, answer.to) == (Body::Reject(NO_LISTENER), ID), "instead of a rejection: {answer:?}");
+        Ok(())
+    }
+
     /// Connects to an address. Receives must be posted already.
     pub(super) fn connect(&mut self, to: Ipv4Addr, port: u16, side: &mut Side) -> Result<Connection> {
         self.ask(to, port, side)?;

@@ -12,12 +12,12 @@ use crate::cli::{RpingOptions, RpingRole};
 
 /// Plays one end.
 pub(super) fn run(backend: &Ibverbs, options: &RpingOptions) -> Result<()> {
-    let RpingOptions { guest, count, size, .. } = *options;
     match options.role {
-        RpingRole::Serve => rping::serve(backend, guest, count)?,
-        RpingRole::Ask { server } => rping::ask(backend, guest, server, count, size)?,
-        RpingRole::Refused { server } => return rping::refused(backend, guest, server),
+        RpingRole::Serve => rping::serve(backend, options)?,
+        RpingRole::Ask { server } => rping::ask(backend, options, server)?,
+        RpingRole::Rejected { server } => return rping::rejected(backend, options, server),
+        RpingRole::Refused { server } => return rping::refused(backend, options, server),
     }
-    println!("{count} rounds");
+    println!("{} rounds", options.count);
     Ok(())
 }

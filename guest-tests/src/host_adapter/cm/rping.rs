@@ -10,6 +10,7 @@ use pvrdma_dev::testing::{Placement, RecvWr, SendWr, status, wait_for, wc_opcode
 use pvrdma_verbs::Backend;
 
 use super::cm_agent::CmAgent;
+use crate::cli::RpingOptions;
 use crate::device_pair::{Side, SideOptions};
 
 /// The program's default.
@@ -34,8 +35,9 @@ struct Pinger {
 }
 
 /// Serves one client, which asks `count` times.
-pub(super) fn serve<B: Backend<Hca: 'static>>(backend: &B, guest: u8, count: u32) -> Result<()> {
-    let mut pinger = Pinger::new(backend, guest)?;
+pub(super) fn serve<B: Backend<Hca: 'static>>(backend: &B, options: &RpingOptions) -> Result<()> {
+    let count = options.count;
+    let mut pinger = Pinger::new(backend, options)?;
     let mut agent = CmAgent::new(&pinger.side)?;
     println!("listening");
     let connection = agent.accept(PORT, &mut pinger.side)?;
@@ -49,14 +51,9 @@ pub(super) fn serve<B: Backend<Hca: 'static>>(backend: &B, guest: u8, count: u32
 }
 
 /// Asks a server `count` times.
-pub(super) fn ask<B: Backend<Hca: 'static>>(
-    backend: &B,
-    guest: u8,
-    server: Ipv4Addr,
-    count: u32,
-    size: usize,
-) -> Result<()> {
-    let mut pinger = Pinger::new(backend, guest)?;
+pub(super) fn ask<B: Backend<Hca: 'static>>(backend: &B, options: &RpingOptions, server: Ipv4Addr) -> Result<()> {
+    let RpingOptions { count, size, .. } = *options;
+    let mut pinger = Pinger::new(backend, options)?;
     let mut agent = CmAgent::new(&pinger.side)?;
     let connection = agent.connect(server, PORT, &mut pinger.side)?;
     for round in 0..count {
@@ -66,21 +63,28 @@ pub(super) fn ask<B: Backend<Hca: 'static>>(
     pinger.check(&["cm_sent", "cm_received"], &["cm_refused", "cm_failed", "cm_overflow", "gsi_dropped"])
 }
 
+/// Asks a server without a listener, which rejects.
+pub(super) fn rejected<B: Backend<Hca: 'static>>(backend: &B, options: &RpingOptions, server: Ipv4Addr) -> Result<()> {
+    let pinger = Pinger::new(backend, options)?;
+    let mut agent = CmAgent::new(&pinger.side)?;
+    agent.ask(server, PORT, &pinger.side)?;
+    agent.wait_rejection()?;
+    pinger.check(&["cm_sent", "cm_received"], &["cm_refused", "cm_connections"])
+}
+
 /// A request from an address that is not the guest's does not leave this process.
-pub(super) fn refused<B: Backend<Hca: 'static>>(backend: &B, guest: u8, server: Ipv4Addr) -> Result<()> {
-    let pinger = Pinger::new(backend, guest)?;
+pub(super) fn refused<B: Backend<Hca: 'static>>(backend: &B, options: &RpingOptions, server: Ipv4Addr) -> Result<()> {
+    let pinger = Pinger::new(backend, options)?;
     let mut agent = CmAgent::new(&pinger.side)?;
     agent.ask(server, PORT, &pinger.side)?;
     pinger.check(&["cm_refused"], &["cm_sent", "cm_failed"])
 }
 
 impl Pinger {
-    fn new<B: Backend<Hca: 'static>>(backend: &B, guest: u8) -> Result<Self> {
-        let mut pinger = Self {
-            side: Side::new(backend, guest, &SideOptions::new(BUFFER, Placement::Scattered))?,
-            heard: 0,
-            done: 0,
-        };
+    fn new<B: Backend<Hca: 'static>>(backend: &B, options: &RpingOptions) -> Result<Self> {
+        let RpingOptions { guest, in_place, .. } = *options;
+        let options = SideOptions { in_place, listen: vec![PORT], ..SideOptions::new(BUFFER, Placement::Scattered) };
+        let mut pinger = Self { side: Side::new(backend, guest, &options)?, heard: 0, done: 0 };
         pinger.side.qp.to_init(0xe)?;
         pinger.listen()?;
         Ok(pinger)

@@ -14,6 +14,7 @@ use crate::config::error::ConfigError;
 use crate::config::keys::{Keys, deserialize_from_str, keys};
 use crate::config::network;
 use crate::config::pairs::{Syntax, from_pairs};
+use crate::config::words::Switch;
 use crate::sandbox::Profile;
 
 /// Description.
@@ -65,6 +66,12 @@ impl Settings for IbverbsConfig {
             let problem = "weight, rates and burst belong to the backend rxe".to_owned();
             return Err(ConfigError::Device { name: device.config.name.clone(), problem });
         }
+        if let Some(device) = devices().find(|device| !device.config.rules.listen.is_empty())
+            && self.cm != CmMode::Host
+        {
+            let problem = "cm-listen needs connections that the host makes (--backend ibverbs,cm=host)".to_owned();
+            return Err(ConfigError::Device { name: device.config.name.clone(), problem });
+        }
         if let Some(network) = networks.iter().find(|network| network.vlan != VlanMode::Untagged) {
             let problem = "vlan belongs to the backend rxe".to_owned();
             return Err(ConfigError::Network { name: network.name.clone(), problem });
@@ -100,7 +107,7 @@ keys! {
         /// RDMA device, by its name in `rdma link`.
         ["device", "NAME", "required"]
         device: String,
-        /// Port of that device; RoCE only.
+        /// Port of that device; RoCE only, except with `cm=host`.
         ["port", "1..255", "1"]
         port: Option<Port>,
         /// GID of the host that replaces those of guests.
@@ -127,10 +134,16 @@ keys! {
         max_mappings: Option<u64>,
         /// Reach of the guests' rdma_cm.
         ///
-        /// `umad`: beyond this daemon, through the host's `ib_umad`. `local`: guests of this daemon. `auto`: `umad` if
-        /// possible, otherwise `local` with a warning.
-        ["cm", "auto|umad|local", "auto"]
+        /// `host`: all peers, by connections that the host's rdma_cm makes; iWARP adapters need it. `umad`: all peers,
+        /// through the host's `ib_umad`. `local`: guests of this daemon. `auto`: `umad` if possible, otherwise `local`
+        /// with a warning.
+        ["cm", "auto|umad|host|local", "auto"]
         cm: Option<Cm>,
+        /// Allow an InfiniBand port, with `cm=host`.
+        ///
+        /// Nobody has run guests on such a port.
+        ["untested-infiniband", "on|off", "off"]
+        untested_infiniband: Option<Switch>,
         /// Time of polling after a completion.
         ///
         /// After it, the thread sleeps until the next completion. 0 disables polling.
@@ -156,6 +169,10 @@ impl IbverbsSpec {
         config.max_pinned = self.max_pinned.unwrap_or(config.max_pinned);
         config.max_mappings = self.max_mappings.unwrap_or(config.max_mappings);
         config.cm = self.cm.map_or(config.cm, Cm::into);
+        config.untested_infiniband = self.untested_infiniband == Some(Switch::On);
+        if config.untested_infiniband && config.cm != CmMode::Host {
+            return Err("untested-infiniband needs connections that the host makes (cm=host)".to_owned());
+        }
         config.poll = self.poll.map_or(config.poll, |us| Duration::from_micros(us.into()));
         Ok(config)
     }
@@ -221,6 +238,8 @@ enum Cm {
     Auto,
     /// All hosts.
     Umad,
+    /// All hosts, by the host's own connection manager.
+    Host,
     /// Guests of this daemon.
     Local,
 }
@@ -230,6 +249,7 @@ impl From<Cm> for CmMode {
         match cm {
             Cm::Auto => Self::Auto,
             Cm::Umad => Self::Umad,
+            Cm::Host => Self::Host,
             Cm::Local => Self::Local,
         }
     }

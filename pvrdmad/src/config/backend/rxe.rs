@@ -1,6 +1,8 @@
 //! The backend `rxe`: the software adapter.
 
 use super::settings::{About, Settings};
+use crate::config::error::ConfigError;
+use crate::config::network::Network;
 use crate::sandbox::Profile;
 
 /// Description.
@@ -32,6 +34,17 @@ pub(super) fn parse(keys: Option<&str>) -> Result<(), String> {
 impl Settings for Software {
     fn describe(&self) -> String {
         "rxe".to_owned()
+    }
+
+    fn check(&self, networks: &[Network]) -> Result<(), ConfigError> {
+        let mut devices = networks.iter().flat_map(|network| &network.devices);
+        match devices.find(|device| !device.config.rules.listen.is_empty()) {
+            Some(device) => Err(ConfigError::Device {
+                name: device.config.name.clone(),
+                problem: "cm-listen belongs to the backend ibverbs with cm=host; here peers reach all ports".to_owned(),
+            }),
+            None => Ok(()),
+        }
     }
 
     fn profile(&self, addressed: bool) -> Profile {

@@ -1,0 +1,39 @@
+//! Connections of guests that the host's connection manager makes (`cm=host`).
+//!
+//! A guest sees a RoCE adapter, so its `rdma_cm` exchanges management datagrams of InfiniBand over QP 1. These end here:
+//! `pvrdma-ib-cm` is the guest's peer, and `librdmacm` makes the connection on the host, whatever the adapter speaks. So
+//! the kernel's own connection manager stays loaded.
+//!
+//! ```text
+//! guest                          thread of the device                                 host
+//! REQ ────────────────────────►  resolve address, resolve route, connect ────────────►
+//!                                ◄─────────────────── accepted (iWARP: established)
+//! REP ◄────────────────────────  attributes for RTR and RTS are kept for the QP
+//! modify to RTR, RTS             applied to the host's QP (`qp/modify.rs`)
+//! RTU ────────────────────────►  establish ──────────────────────────────────────────►
+//!
+//! REQ ◄────────────────────────  ◄─────────────────── request for a port of `cm-listen`
+//! modify to RTR, RTS
+//! REP ────────────────────────►  accept ─────────────────────────────────────────────►
+//! RTU ◄────────────────────────  ◄─────────────────── established
+//! ```
+//!
+//! One thread of each device owns all identifiers of the host and all state of the guest's connections. It is the only
+//! caller of `librdmacm` for them. Queue pairs and QP 1 reach it through [`CmPaths`](crate::cm_paths::CmPaths).
+
+mod end;
+mod listeners;
+mod manager;
+mod messages;
+mod passive;
+mod thread;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use thread::HostCm;
+
+/// Maximum number of connections of a device that are being established.
+const MAX_IN_PROGRESS: usize = 64;
+/// Maximum number of connections that a device has, with those that have ended and still answer late messages.
+const MAX_KEPT: usize = 4096;

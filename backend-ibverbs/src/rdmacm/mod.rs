@@ -1,0 +1,28 @@
+//! Objects of `librdmacm` as owning types. Dropping one destroys it; each keeps the objects that it was created from
+//! alive.
+//!
+//! All unsafe calls of the library are in the files of this folder. They are sound for the same reason everywhere: a
+//! pointer that the library returned is valid until its object is destroyed, objects are destroyed only by `drop`, and
+//! the library's functions may be called from any thread (`man 7 rdma_cm`). An event is acknowledged before
+//! [`EventChannel::next_event`] returns, so destroying an identifier does not wait for one.
+
+mod address;
+mod channel;
+mod event;
+mod id;
+
+use std::sync::Arc;
+
+pub(crate) use channel::EventChannel;
+pub(crate) use event::{ConnectionData, HostEvent, HostEventKind};
+pub(crate) use id::CmId;
+
+use crate::sys::library::Library;
+use crate::sys::rdmacm::RdmaCm;
+
+/// The libraries by which the host's connection manager is reached.
+#[derive(Clone, Debug)]
+pub(crate) struct Libraries {
+    pub(crate) cm: Arc<RdmaCm>,
+    pub(crate) verbs: Arc<Library>,
+}
