@@ -380,6 +380,15 @@ pub struct Raw {
 
 pub const EINVAL: u32 = 22;
 
+/// Ends the connection, also where closing the socket does not: between fork and exec, a process that another test
+/// starts holds the descriptors of all tests, and until then the server would turn the next client away.
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // Fails if the server has ended the connection first.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
 impl Raw {
     pub fn connect(path: &Path) -> Self {
         let stream = UnixStream::connect(path).unwrap();
@@ -388,8 +397,8 @@ impl Raw {
         Self { stream, next_id: 100 }
     }
 
-    /// Sends QEMU's first message. Connects again while the server turns this client away: a process that another test
-    /// is about to start may hold the socket of the client before.
+    /// Sends QEMU's first message. Connects again while the server turns this client away: the client before may be a
+    /// process that has just been killed.
     pub fn negotiate(&mut self) -> Vec<u8> {
         let mut body = vec![0; 4];
         body.extend(
