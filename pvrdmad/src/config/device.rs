@@ -74,7 +74,7 @@ pub struct MemoryRules {
 impl From<MemoryRules> for FileRules {
     fn from(rules: MemoryRules) -> Self {
         let sealed = rules.files == MemoryFiles::Sealed;
-        Self { sealed, mapped_bytes: rules.max_mapped, ..Self::default() }
+        Self::default().with_sealed(sealed).with_mapped_bytes(rules.max_mapped)
     }
 }
 
@@ -112,7 +112,7 @@ impl DeviceSpec {
         config.limits = self.limits.unwrap_or_default();
         config.random = self.seed.map_or(Random::System, Random::Seed);
         let peers = Peers(self.peers.clone());
-        config.rules = Rules { addresses: address::rule(&self.addresses)?, peers, ..Rules::default() };
+        config.rules = Rules::default().with_addresses(address::rule(&self.addresses)?).with_peers(peers);
         self.check_links(uplink)?;
         let listed = config.rules.addresses.others == OtherAddresses::Refuse;
         if self.source_guard == Some(Switch::On) && !listed {

@@ -271,7 +271,7 @@ impl Served {
     pub fn recover(keeper: &Arc<Keeper>) -> (Self, Recovery) {
         let (rules, memory) = (FileRules::default(), DmaSpace::new(PinPolicy::Off));
         Self::with_server(false, REPLY_DEADLINE, rules, memory, |path, endpoint| {
-            let endpoint = Endpoint { keeper: Some(keeper.device()), ..endpoint };
+            let endpoint = endpoint.with_keeper(Some(keeper.device()));
             Server::recover(UnixListener::bind(path).unwrap(), endpoint).unwrap()
         })
     }
@@ -291,19 +291,12 @@ impl Served {
         let irqs = Arc::new(IrqTable::with_clock(Arc::new(ManualClock::default())));
         let function = Arc::new(TestFunction::new(Arc::clone(&irqs)));
         let (stats, budget) = (Arc::new(ConnectionStats::default()), MemoryBudget::new(1 << 20));
-        let endpoint = Endpoint {
-            name: name.clone(),
-            function: function.clone(),
-            memory: Arc::clone(&memory),
-            files,
-            irqs: Arc::clone(&irqs),
-            keeper: None,
-            stats: Arc::clone(&stats),
-            migration: Some(MigratableDevice::new(function.clone(), Arc::clone(&budget))),
-            mappable: None,
-            intx,
-            reply_deadline,
-        };
+        let endpoint = Endpoint::new(name.clone(), function.clone(), Arc::clone(&memory), Arc::clone(&irqs))
+            .with_files(files)
+            .with_stats(Arc::clone(&stats))
+            .with_migration(Some(MigratableDevice::new(function.clone(), Arc::clone(&budget))))
+            .with_intx(intx)
+            .with_reply_deadline(reply_deadline);
         let (server, result) = start(&path, endpoint);
         (Self { function, memory, irqs, stats, budget, name, path, server: server.into(), _folder: folder }, result)
     }
