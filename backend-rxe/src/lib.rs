@@ -29,7 +29,7 @@
 //! | `failures` | causes and observers of failed queue pairs |
 //! | `faults` | failures on request, for tests |
 //! | `flows` | traffic of a device, by peer and path |
-//! | `station`, `place`, `by_mac` | the stations of devices, which a restart of a driver does not end |
+//! | `station`, `place` | the stations of devices, which a restart of a driver does not end |
 //! | `share` | shares of devices in the workers' time and in the bandwidth |
 //!
 //! # Queue pairs
@@ -96,7 +96,6 @@ mod adapter;
 mod addresses;
 mod bindings;
 mod budget;
-mod by_mac;
 pub mod capture;
 mod conflicts;
 mod counters;

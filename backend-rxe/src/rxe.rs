@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use pvrdma_link::{Clock, MonotonicClock};
 use pvrdma_packet::MacAddr;
 use pvrdma_verbs::{Backend, VerbsError};
 
 use crate::addresses::Addresses;
 use crate::budget::Budget;
-use crate::by_mac::ByMac;
 use crate::engine::{Engine, Workers};
 use crate::hca::RxeHca;
 use crate::port::rules::VlanMode;
@@ -42,8 +42,6 @@ pub struct RxeConfig {
     /// Number of threads of each port that read frames from its links, at least one. Only one of them at a time handles
     /// the packets of a queue pair. Without workers, ports have no threads, but still this number of receive queues.
     pub port_threads: usize,
-    /// All ports share one link and its room: once a port finds it full, the others do not try.
-    pub one_uplink: bool,
 }
 
 impl Default for RxeConfig {
@@ -59,7 +57,6 @@ impl Default for RxeConfig {
             vlan: VlanMode::Untagged,
             local: true,
             port_threads: 1,
-            one_uplink: false,
         }
     }
 }
@@ -74,7 +71,6 @@ pvrdma_base::setters!(RxeConfig {
     with_vlan => vlan: VlanMode,
     with_local => local: bool,
     with_port_threads => port_threads: usize,
-    with_one_uplink => one_uplink: bool,
 });
 
 /// The software adapter backend. Clones share the same state.
@@ -104,8 +100,8 @@ impl Rxe {
             vlan: config.vlan,
             addresses,
             local: config.local,
-            room: config.one_uplink.then(Arc::default),
-            stations: ByMac::default(),
+            rooms: Mutex::default(),
+            stations: Mutex::default(),
             captures: Arc::default(),
             next_adapter: AtomicU64::new(0),
             threaded: config.workers > 0,

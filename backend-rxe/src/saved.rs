@@ -42,12 +42,12 @@ impl SaveHca for RxeHca {
 
     fn save_tables(&self) -> Result<Vec<u8>, VerbsError> {
         let (taken_gids, unasked_gids) = self.bindings().save();
-        Ok(saved::RegionTable { taken_gids, unasked_gids, ..self.adapter().mrs.save() }.encode_to_vec())
+        Ok(saved::AdapterTables { taken_gids, unasked_gids, ..self.adapter().mrs.save() }.encode_to_vec())
     }
 
     fn restore_tables(&self, saved: &[u8]) -> Result<(), VerbsError> {
         let adapter = self.adapter();
-        let (table, _charge) = decode::<saved::RegionTable>(adapter, saved)?;
+        let (table, _charge) = decode::<saved::AdapterTables>(adapter, saved)?;
         self.bindings().expect(&table.taken_gids, &table.unasked_gids)?;
         adapter.mrs.restore(table)
     }

@@ -1,10 +1,14 @@
 //! State that all adapters of a process share.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use pvrdma_link::Link;
+use pvrdma_packet::MacAddr;
 
 use crate::addresses::Addresses;
-use crate::by_mac::ByMac;
 use crate::capture::Captures;
 use crate::drive::Endpoint;
 use crate::engine::{Engine, Workers};
@@ -26,10 +30,10 @@ pub(crate) struct Shared {
     pub(crate) addresses: Arc<Addresses>,
     /// Devices reach each other by local delivery.
     pub(crate) local: bool,
-    /// Room on the link that all ports share, if they share one.
-    pub(crate) room: Option<Arc<Room>>,
-    /// Stations of devices.
-    pub(crate) stations: ByMac<Place>,
+    /// Room on each [line](Link::line) that ports share: once a port finds it full, the others do not try.
+    pub(crate) rooms: Mutex<HashMap<usize, Weak<Room>>>,
+    /// Stations of devices. A station lasts as long as it is in use.
+    pub(crate) stations: Mutex<HashMap<MacAddr, Weak<Place>>>,
     pub(crate) captures: Arc<Captures>,
     /// Number of the next adapter.
     pub(crate) next_adapter: AtomicU64,
@@ -41,15 +45,40 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Returns the surroundings of the port of a station.
-    pub(crate) fn surroundings(&self, place: &Place) -> PortPlace {
+    /// Returns the state of a station, or a new one if none is in use.
+    pub(crate) fn place(&self, mac: MacAddr) -> Arc<Place> {
+        let mut stations = self.stations.lock();
+        if let Some(place) = stations.get(&mac).and_then(Weak::upgrade) {
+            return place;
+        }
+        stations.retain(|_, place| place.strong_count() > 0);
+        let place = Arc::new(Place::new(mac));
+        stations.insert(mac, Arc::downgrade(&place));
+        place
+    }
+
+    /// Returns the room on the line of a link.
+    fn room(&self, uplink: &dyn Link) -> Arc<Room> {
+        let Some(line) = uplink.line() else { return Arc::default() };
+        let mut rooms = self.rooms.lock();
+        if let Some(room) = rooms.get(&line).and_then(Weak::upgrade) {
+            return room;
+        }
+        rooms.retain(|_, room| room.strong_count() > 0);
+        let room = Arc::default();
+        rooms.insert(line, Arc::downgrade(&room));
+        room
+    }
+
+    /// Returns the surroundings of the port of a station, for this uplink.
+    pub(crate) fn surroundings(&self, place: &Place, uplink: &dyn Link) -> PortPlace {
         PortPlace {
             vlan: self.vlan,
             point: Arc::clone(&place.point),
             addresses: Arc::clone(&self.addresses),
             engine: Arc::clone(&self.engine),
             share: Arc::clone(&place.share),
-            room: self.room.clone().unwrap_or_default(),
+            room: self.room(uplink),
             threads: self.port_threads,
         }
     }

@@ -39,8 +39,7 @@ impl fmt::Debug for RxeStation {
 
 impl RxeStation {
     pub(crate) fn new(mac: MacAddr, shared: &Arc<Shared>) -> Self {
-        let place = shared.stations.of_or(mac, || Place::new(mac));
-        Self { place, shared: Arc::clone(shared) }
+        Self { place: shared.place(mac), shared: Arc::clone(shared) }
     }
 
     /// Returns the MAC address.
@@ -53,7 +52,8 @@ impl RxeStation {
     /// # Errors
     /// The device is connected already, or the thread of the port could not be started.
     pub fn plug(&self, config: PortConfig) -> Result<(), VerbsError> {
-        let port = Port::new(self.place.mac, config, self.shared.surroundings(&self.place))?;
+        let surroundings = self.shared.surroundings(&self.place, &*config.uplink);
+        let port = Port::new(self.place.mac, config, surroundings)?;
         self.place.plug(|| Uplink::start(port, Arc::clone(&self.shared.ports), self.shared.threaded))
     }
 
@@ -135,5 +135,27 @@ impl Station for RxeStation {
 
     fn attach(&self, context: DeviceContext) -> Result<RxeHca, VerbsError> {
         RxeHca::new(context, &self.place, Arc::clone(&self.shared))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pvrdma_verbs::testing::mac;
+
+    use crate::{Rxe, RxeConfig};
+
+    #[test]
+    fn a_station_is_found_while_it_is_in_use() {
+        let rxe = Rxe::new(RxeConfig::default().with_workers(0)).unwrap();
+        let found = rxe.station(mac(1));
+        assert!(Arc::ptr_eq(&found.place, &rxe.station(mac(1)).place));
+        drop(rxe.station(mac(2)));
+        let former = Arc::downgrade(&found.place);
+        drop(found);
+        let next = rxe.station(mac(1));
+        assert!(former.upgrade().is_none());
+        assert_eq!(next.shared.stations.lock().len(), 1, "the one that is not in use is removed");
     }
 }

@@ -87,7 +87,7 @@ impl Side {
         let irqs = Irqs::new();
         // Tests on the host's adapter give the host the same address.
         let addresses = AddressRule { listed: vec![[10, 0, 0, host].into()], ..AddressRule::default() };
-        let rules = Rules { addresses, listen: options.listen.clone(), ..Rules::default() };
+        let rules = Rules::default().with_addresses(addresses).with_listen(options.listen.clone());
         let config = DeviceConfig::new(format!("guest{host}")).with_limits(options.limits).with_rules(rules);
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &backend.station(mac(host))?)?;
         let observed = Arc::clone(&device);

@@ -97,16 +97,13 @@ impl<H: Hca> Core<H> {
         let hub = EventHub::new(&log);
         let budget = MemoryBudget::new(config.limits.max_memory);
         let mac = station.mac();
-        let hca = station.attach(DeviceContext {
-            name: config.name.clone(),
-            roce: config.roce,
-            memory: Arc::clone(&memory),
-            events: Arc::<EventHub>::clone(&hub),
-            log: Arc::clone(&log),
-            random: config.random,
-            rules: config.rules.clone(),
-            budget: Arc::clone(&budget),
-        })?;
+        let events = Arc::<EventHub>::clone(&hub);
+        let context = DeviceContext::new(config.name.clone(), Arc::clone(&memory), events, Arc::clone(&budget))
+            .with_roce(config.roce)
+            .with_log(Arc::clone(&log))
+            .with_random(config.random)
+            .with_rules(config.rules.clone());
+        let hca = station.attach(context)?;
         let offer = offer(&config, mac, &hca, &budget)?;
         Ok(Self {
             objects: Objects::new(&offer.limits, config.random)?,

@@ -56,7 +56,7 @@ impl Cable {
 impl Fabric {
     /// Creates a network for IP packets of at most `mtu` bytes. Without an uplink it ends in this process.
     pub(crate) fn new(mtu: u32, uplink: Option<LinkSpec>) -> Result<Self> {
-        let adapter = Rxe::new(RxeConfig::default().with_one_uplink(true)).context("software adapter")?;
+        let adapter = Rxe::new(RxeConfig::default()).context("software adapter")?;
         let uplink = uplink.map(|link| link.open().with_context(|| format!("uplink {link}"))).transpose()?;
         let alone = uplink.is_none();
         let switch = Switch::new(uplink, mtu).context("switch")?;

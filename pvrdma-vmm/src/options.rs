@@ -10,7 +10,7 @@ use clap::Parser;
 use pvrdma_dev::{DoorbellMode, Processors, WindowPolicy};
 use pvrdma_ether_link::{
     link_spec::LinkSpec,
-    vxlan::{TunnelAddress, Vni, VxlanConfig},
+    vxlan::{TunnelAddress, Vni},
 };
 use pvrdma_guest_memory::PinPolicy;
 use pvrdma_packet::MacAddr;
@@ -164,11 +164,10 @@ impl Options {
             ensure!(self.remotes.is_empty() && self.vni.is_none(), "--remote and --vni are for --uplink vxlan:ADDRESS");
             return Ok(self.uplink.clone());
         };
-        let tunnel = VxlanConfig {
-            remotes: self.remotes.iter().map(|TunnelAddress(remote)| *remote).collect(),
-            vni: self.vni.unwrap_or_default(),
-            ..tunnel.clone()
-        };
+        let tunnel = tunnel
+            .clone()
+            .with_remotes(self.remotes.iter().map(|TunnelAddress(remote)| *remote).collect())
+            .with_vni(self.vni.unwrap_or_default());
         // Packets from any other source address are discarded.
         ensure!(!tunnel.remotes.is_empty(), "vxlan needs a --remote");
         tunnel.check().context("--uplink")?;

@@ -185,7 +185,7 @@ fn adapters_part(kind: u16, part: &mut Vec<u8>) -> Result<Option<Value>> {
     }
     let part = std::mem::take(part);
     match kind {
-        pvrdma::AdapterTables::KIND => read::<rxe::RegionTable>(&part),
+        pvrdma::AdapterTables::KIND => read::<rxe::AdapterTables>(&part),
         pvrdma::Mr::KIND => read::<rxe::Region>(&part),
         pvrdma::Srq::KIND => read::<rxe::SharedReceiveQueue>(&part),
         pvrdma::Qp::KIND => read::<rxe::QueuePair>(&part),

@@ -229,7 +229,7 @@ fn memory_is_a_file_that_cannot_block() {
 fn sealed_memory_cannot_shrink() {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-    let served = Served::with_files(FileRules { sealed: true, ..FileRules::default() });
+    let served = Served::with_files(FileRules::default().with_sealed(true));
     let mut client = served.client();
     let file = fs::File::from(memfd_create("sealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap());
     file.set_len(4 * PAGE).unwrap();
@@ -244,7 +244,7 @@ fn sealed_memory_cannot_shrink() {
 /// Limits of mapped bytes and of ranges leave room for a guest behind a vIOMMU, which maps many single pages.
 #[test]
 fn sixty_thousand_single_pages_take_few_mappings() {
-    let served = Served::with_files(FileRules { mapped_bytes: 20 << 30, ..FileRules::default() });
+    let served = Served::with_files(FileRules::default().with_mapped_bytes(20 << 30));
     let mut client = served.client();
     let ram = memfd("viommu", 16 << 30);
     // The stride has no common factor with the number of pages, so consecutive pages are far apart.

@@ -4,8 +4,8 @@ use std::iter::repeat;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use pvrdma_base::LogLimit;
+use pvrdma_base::locks::{Mutex, RwLock, RwLockReadGuard};
 use pvrdma_guest_memory::{DmaSpace, DmaView};
 use pvrdma_handover::WaitFlag;
 use pvrdma_saved_state::vmxnet3 as saved;

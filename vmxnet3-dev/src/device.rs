@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
 use pvrdma_base::Counter;
+use pvrdma_base::locks::Mutex;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::{

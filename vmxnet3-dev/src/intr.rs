@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use pvrdma_base::Count;
+use pvrdma_base::locks::Mutex;
 use pvrdma_pci_function::{InterruptPin, InterruptSink};
 use pvrdma_saved_state::vmxnet3 as saved;
 

@@ -7,6 +7,9 @@
 //! followed by [`Vmxnet3Device::flush`] at the end of a batch. With the feature `link`, a `NicLink` does both for
 //! callers that move frames in batches. The crate does not depend on sockets, vfio-user or KVM.
 //!
+//! A VMM saves a paused device as a value ([`Vmxnet3Device::state`]) or, with the feature `saved-state`, as a stream of
+//! bytes ([`Migratable`](pvrdma_pci_function::Migratable)).
+//!
 //! # Frames
 //!
 //! The checksum of a [`Frame`] is either complete or still to be calculated, or the frame is a TCP frame of up to 64
@@ -94,5 +97,5 @@ pub use frame::{Checksum, Frame, FrameError, FramePort, MAX_FRAME, MAX_SEGMENTS,
 #[cfg(feature = "link")]
 pub use link::NicLink;
 pub use receive::Received;
-pub use saved_state::{RestoreError, SaveError};
+pub use saved_state::{RestoreError, SaveError, Vmxnet3State};
 pub use stats::all_counters;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use pvrdma_base::locks::{Mutex, MutexGuard, RwLock};
 use pvrdma_guest_memory::{Direction, DmaSpace, DmaView};
 use pvrdma_saved_state::vmxnet3 as saved;
 

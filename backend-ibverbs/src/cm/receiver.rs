@@ -102,7 +102,7 @@ mod tests {
         let own = HostGid { index: 3, gid: gid(1), kind: GidType::RoceV2 };
         gids.set(&own);
         let peers = Peers(vec!["10.0.0.2".parse().unwrap()]);
-        let member = Arc::new(Member { rules: Rules { peers, ..Rules::default() }, ..Member::default() });
+        let member = Arc::new(Member { rules: Rules::default().with_peers(peers), ..Member::default() });
         let guest = Arc::new(Guest::default());
         let receiver: Weak<dyn DatagramReceiver> = Arc::downgrade(&(Arc::clone(&guest) as Arc<dyn DatagramReceiver>));
         *member.gsi.lock() = Some(receiver);

@@ -135,7 +135,7 @@ fn a_guests_gid_is_the_hosts_own_entry_if_it_has_one() {
 fn own_addresses(backend: &FakeBackend, number: u8, listed: &[u8]) -> Node<IbvHca> {
     let listed = listed.iter().map(|last| std::net::Ipv4Addr::new(10, 0, 0, *last).into()).collect();
     let addresses = AddressRule { others: OtherAddresses::Refuse, listed };
-    let node = Node::with_rules(backend, number, 8 << 20, Rules { addresses, ..Rules::default() });
+    let node = Node::with_rules(backend, number, 8 << 20, Rules::default().with_addresses(addresses));
     node.hca.bind_gid(0, gid(number), GidType::RoceV2).unwrap();
     node
 }
@@ -147,7 +147,7 @@ fn the_hosts_own_address_is_not_a_guests() {
     let backend = FakeBackend::new();
     backend.set_host_gid(&HostGid { index: 3, gid: gid(7), kind: GidType::RoceV2 });
     for addresses in [AddressRule::default(), AddressRule::ANY] {
-        let node = Node::with_rules(&backend, 1, 8 << 20, Rules { addresses, ..Rules::default() });
+        let node = Node::with_rules(&backend, 1, 8 << 20, Rules::default().with_addresses(addresses));
         // The GID used for guests is the host's own as well.
         for (count, own) in (1..).zip([7, 250]) {
             let refused = node.hca.bind_gid(0, gid(own), GidType::RoceV2).unwrap_err();

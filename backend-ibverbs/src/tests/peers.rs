@@ -22,12 +22,12 @@ fn peers(text: &str) -> Peers {
 
 /// Returns the rules of a device.
 fn own(text: &str) -> Rules {
-    Rules { peers: peers(text), ..Rules::default() }
+    Rules::default().with_peers(peers(text))
 }
 
 /// Creates a device with the GID of its number.
 fn ruled(backend: &FakeBackend, number: u8, rules: Rules) -> Node<IbvHca> {
-    let node = Node::with_rules(backend, number, 8 << 20, Rules { addresses: AddressRule::ANY, ..rules });
+    let node = Node::with_rules(backend, number, 8 << 20, rules.with_addresses(AddressRule::ANY));
     node.hca.bind_gid(0, gid(number), GidType::RoceV2).unwrap();
     node
 }
@@ -55,7 +55,7 @@ fn connections_are_made_with_peers_only() {
         (own("10.0.0.2"), [true, true, false, false]),
         (own("10.0.0.2 10.0.0.99"), [true, true, false, true]),
         (own("fd00::/8"), [true, false, false, false]),
-        (Rules { network_peers: peers("10.0.0.99/32"), ..own("10.0.0.0/24") }, [true, false, false, true]),
+        (own("10.0.0.0/24").with_network_peers(peers("10.0.0.99/32")), [true, false, false, true]),
     ] {
         let backend = FakeBackend::new();
         let node = ruled(&backend, 1, rules);
@@ -95,7 +95,7 @@ fn a_device_with_peers_has_no_datagram_queue_pairs() {
     for (rules, allowed) in [
         (Rules::default(), true),
         (own("0.0.0.0/0"), false),
-        (Rules { network_peers: peers("fd00::1"), ..Rules::default() }, false),
+        (Rules::default().with_network_peers(peers("fd00::1")), false),
     ] {
         let node = ruled(&backend, 1, rules);
         let made = node.qp_on(QpType::Ud, None, [None, None], |_| {});

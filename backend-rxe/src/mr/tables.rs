@@ -130,19 +130,19 @@ impl MrTables {
     }
 
     /// Saves the keys.
-    pub(crate) fn save(&self) -> saved::RegionTable {
+    pub(crate) fn save(&self) -> saved::AdapterTables {
         let Keys { base, random: _, bytes, free, restoring, count: _ } = &*self.keys.lock();
         let free = free.iter().chain(restoring).copied().collect();
-        saved::RegionTable { base: *base, keys: bytes.clone(), free, ..saved::RegionTable::default() }
+        saved::AdapterTables { base: *base, keys: bytes.clone(), free, ..saved::AdapterTables::default() }
     }
 
     /// Restores the keys of tables without regions. The regions follow.
     ///
     /// # Errors
     /// The state is invalid, or there are regions.
-    pub(crate) fn restore(&self, state: saved::RegionTable) -> Result<(), VerbsError> {
+    pub(crate) fn restore(&self, state: saved::AdapterTables) -> Result<(), VerbsError> {
         // The GIDs are not part of these tables.
-        let saved::RegionTable { base, keys: bytes, free, taken_gids: _, unasked_gids: _ } = state;
+        let saved::AdapterTables { base, keys: bytes, free, taken_gids: _, unasked_gids: _ } = state;
         if !BASES.contains(&base) {
             return Err(VerbsError::Invalid("first index of keys"));
         }

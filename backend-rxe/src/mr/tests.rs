@@ -315,11 +315,11 @@ fn forged_tables_and_regions_are_refused() {
     use pvrdma_verbs::MrRequest;
 
     let table = MrTables::new(Random::Seed(7)).unwrap();
-    let state = |base, slots, free: &[u32]| saved::RegionTable {
+    let state = |base, slots, free: &[u32]| saved::AdapterTables {
         base,
         keys: vec![9; slots],
         free: free.to_vec(),
-        ..saved::RegionTable::default()
+        ..saved::AdapterTables::default()
     };
     let refused = |state| table.restore(state).is_err();
     let most = MAX_MR as usize;

@@ -4,17 +4,10 @@
 //! wire, PSNs tell the old connection from the new one. In local delivery, the first request assigns an identifier to
 //! the connection, and both halves keep it until RESET.
 
-use std::hash::{BuildHasher, RandomState};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io;
 
+use pvrdma_base::Random;
 use pvrdma_verbs_types::Psn;
-
-/// Number of connections that have begun.
-static NEXT: AtomicU64 = AtomicU64::new(0);
-/// Key by which identifiers follow from that number. It is random: a VMM can read the identifiers of its own guest's
-/// connections, and restore queue pairs with any others.
-static KEY: OnceLock<RandomState> = OnceLock::new();
 
 /// Identifier of the connection that a half of a QP belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -26,11 +19,16 @@ impl Connection {
     /// The other half is on the wire.
     pub(crate) const WIRE: Self = Self(1);
 
-    /// Returns a new identifier.
-    fn begin() -> Self {
-        let number = KEY.get_or_init(RandomState::new).hash_one(NEXT.fetch_add(1, Ordering::Relaxed));
+    /// Returns a new identifier. It is random, because a VMM can read the identifiers of its own guest's connections,
+    /// and restore queue pairs with any others.
+    ///
+    /// # Errors
+    /// The system call failed.
+    fn begin() -> io::Result<Self> {
+        let mut random = Random::System;
+        let number = u64::from(random.draw()?) << 32 | u64::from(random.draw()?);
         // The smallest ones have a meaning.
-        Self(number.max(2))
+        Ok(Self(number.max(2)))
     }
 
     /// Returns `true` if the other half is in this process.
@@ -58,11 +56,15 @@ impl Connection {
     }
 
     /// Handles a request from a requester of this process at this responder, which accepts requests. Returns `true` if
-    /// the two belong to the same connection. The first request connects them if its PSN is the agreed one.
+    /// the two belong to the same connection. The first request connects them if its PSN is the agreed one; without a
+    /// random number it does not, and is refused as one of another connection.
     pub(crate) fn meet(&mut self, requester: &mut Self, (sq_psn, rq_psn): (Psn, Psn)) -> bool {
-        if *self == Self::NONE && *requester == Self::NONE && sq_psn == rq_psn {
-            *self = Self::begin();
-            *requester = *self;
+        if *self == Self::NONE
+            && *requester == Self::NONE
+            && sq_psn == rq_psn
+            && let Ok(connection) = Self::begin()
+        {
+            (*self, *requester) = (connection, connection);
         }
         *self == *requester && *self != Self::NONE
     }

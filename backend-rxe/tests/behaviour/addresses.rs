@@ -24,12 +24,12 @@ fn own() -> Rules {
 
 fn listed(addresses: &[Gid]) -> Rules {
     let listed = addresses.iter().map(|gid| IpAddr::from(gid.0)).map(|address| address.to_canonical()).collect();
-    Rules { addresses: AddressRule { others: OtherAddresses::Refuse, listed }, ..Rules::default() }
+    Rules::default().with_addresses(AddressRule { others: OtherAddresses::Refuse, listed })
 }
 
 fn peers(prefixes: &str) -> Rules {
     let peers = Peers(prefixes.split_whitespace().map(|prefix| prefix.parse().unwrap()).collect());
-    Rules { peers, ..Rules::default() }
+    Rules::default().with_peers(peers)
 }
 
 fn bind(hca: &RxeHca, index: u8, address: Gid) -> Result<(), VerbsError> {
@@ -73,7 +73,7 @@ fn advertisement(source: u8, address: Gid) -> Vec<u8> {
 #[test]
 fn a_device_that_claims_first_gets_no_reserved_address() {
     let world = World::new();
-    let (hijacker, reckless) = (world.ruled(1, own()), world.ruled(3, Rules { addresses: AddressRule::ANY, ..own() }));
+    let (hijacker, reckless) = (world.ruled(1, own()), world.ruled(3, own().with_addresses(AddressRule::ANY)));
     let victim = world.ruled(2, listed(&[gid(2)]));
     for thief in [&hijacker, &reckless] {
         for address in [gid(2), link_local(mac(2))] {
@@ -213,7 +213,7 @@ fn arp_and_neighbour_discovery_follow_the_address_rules() {
 fn a_device_gets_addresses_of_single_hosts_only() {
     let world = World::new();
     let (network, guest, _uplink) = with_nic(&world, 1, PortRules::default());
-    let any = || Rules { addresses: AddressRule::ANY, ..Rules::default() };
+    let any = || Rules::default().with_addresses(AddressRule::ANY);
     let (device, other) = (world.ruled(1, own()), world.ruled(3, any()));
     let none = [
         "ff02::1",
@@ -387,7 +387,7 @@ fn peers_apply_to_local_delivery_both_ways() {
         let (met, [ours, theirs]) = meet(left, right);
         assert!(!met && ours == 3 && theirs == 0, "{ours} {theirs}");
     }
-    let network = Rules { network_peers: peers("10.1.0.0/16").peers, ..peers("10.0.0.0/8") };
+    let network = peers("10.0.0.0/8").with_network_peers(peers("10.1.0.0/16").peers);
     assert!(!meet(network, own()).0);
 }
 

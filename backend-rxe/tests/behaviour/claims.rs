@@ -280,7 +280,7 @@ fn a_conflict_is_reported_and_ends_the_claim() {
     drop(former);
     let (network, guest, _station) = with_card(&world, 1);
     let listed = AddressRule { others: OtherAddresses::Own, listed: vec!["10.0.0.8".parse().unwrap()] };
-    let device = world.ruled(1, Rules { addresses: listed, ..Rules::default() });
+    let device = world.ruled(1, Rules::default().with_addresses(listed));
     for (index, last) in [(0, 9), (1, 8)] {
         bind(&device.hca, index, gid(last));
     }
@@ -395,7 +395,7 @@ fn a_link_that_comes_back_brings_its_addresses_back() {
 fn an_address_that_both_list_moves_at_once() {
     let world = World::new();
     let listed = AddressRule { others: OtherAddresses::Own, listed: vec!["10.0.0.9".parse().unwrap()] };
-    let rules = || Rules { addresses: listed.clone(), ..Rules::default() };
+    let rules = || Rules::default().with_addresses(listed.clone());
     let (former, next) = (world.ruled(1, rules()), world.ruled(3, rules()));
     bind(&former.hca, 0, gid(9));
     bind(&next.hca, 0, gid(9));

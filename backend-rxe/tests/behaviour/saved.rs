@@ -213,7 +213,7 @@ fn parts_are_charged_before_they_are_decoded() {
     a.budget.set_limit(used + 10 * part.len() as u64);
     let refused = a.restore(left, &part).err();
     assert!(matches!(refused, Some(VerbsError::Budget(_))), "{refused:?}");
-    let table = saved::RegionTable { base: 1, free: vec![0; 200_000], ..Default::default() }.encode_to_vec();
+    let table = saved::AdapterTables { base: 1, free: vec![0; 200_000], ..Default::default() }.encode_to_vec();
     a.budget.set_limit(a.budget.used() + 2 * table.len() as u64);
     let refused = a.hca.restore_tables(&table).err();
     assert!(matches!(refused, Some(VerbsError::Budget(_))), "{refused:?}");

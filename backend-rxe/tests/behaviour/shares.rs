@@ -442,6 +442,10 @@ impl Link for SlowEnd {
         fitting.len()
     }
 
+    fn line(&self) -> Option<usize> {
+        Some(Arc::as_ptr(&self.room).addr())
+    }
+
     fn readiness(&self) -> Readiness {
         self.inner.readiness()
     }
@@ -458,9 +462,9 @@ impl Link for SlowEnd {
 /// Devices 1 and 3 on one slow uplink, with peers 2 and 4 on another host.
 fn on_one_uplink(shares: [ShareConfig; 2]) -> (World, Arc<AtomicUsize>) {
     let clock = Arc::new(ManualClock::default());
-    let config = RxeConfig::default().with_workers(0).with_clock(Arc::clone(&clock) as _).with_one_uplink(true);
+    let config = RxeConfig::default().with_workers(0).with_clock(Arc::clone(&clock) as _);
     let near = Rxe::new(config.clone()).unwrap();
-    let far = Rxe::new(config.with_one_uplink(false)).unwrap();
+    let far = Rxe::new(config).unwrap();
     let room = Arc::new(AtomicUsize::new(0));
     let mut stations = Vec::new();
     for (share, number) in shares.into_iter().zip([1, 3]) {

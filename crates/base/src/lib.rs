@@ -5,6 +5,7 @@
 //! * [`LogLimit`] and [`DeviceLog`] limit the number of log lines that a guest, a VMM or a peer can cause.
 //! * [`threads`] starts threads and confines each one before it runs any other code; [`EndOnPanic`] ends the process
 //!   when a panic leaves shared state half changed.
+//! * [`locks`] are those of the standard library, without poisoning.
 //! * [`setters!`] implements the methods that set the fields of a configuration.
 //! * [`Snapshot`] holds the description of an object, taken without waiting for the object's lock.
 //! * `Random` generates keys and numbers that a peer must not be able to guess (feature `random`).
@@ -47,6 +48,7 @@
 
 mod containment;
 mod counters;
+pub mod locks;
 mod log_limit;
 #[cfg(feature = "random")]
 mod random;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::Level;
-use parking_lot::Mutex;
+
+use crate::locks::Mutex;
 
 /// Number of lines per [`PERIOD`].
 const BURST: u32 = 10;

@@ -22,7 +22,7 @@ use crate::tls::{TlsAddress, TlsConfig, TlsError, TlsLink, TlsRole};
 #[cfg(feature = "unix")]
 use crate::unix::{DatagramLink, StreamLink};
 #[cfg(feature = "vxlan")]
-use crate::vxlan::{TunnelAddress, VXLAN_PORT, Vni, VxlanConfig, VxlanError, VxlanLink};
+use crate::vxlan::{TunnelAddress, VXLAN_PORT, VxlanConfig, VxlanError, VxlanLink};
 use pvrdma_link::Link;
 #[cfg(feature = "vxlan")]
 use pvrdma_link::MonotonicClock;
@@ -228,12 +228,12 @@ impl FromStr for LinkSpec {
             #[cfg(feature = "vxlan")]
             "vxlan" => {
                 let TunnelAddress(local) = rest.parse()?;
-                Ok(Self::Vxlan(VxlanConfig { local, remotes: Vec::new(), vni: Vni::default(), open: false }))
+                Ok(Self::Vxlan(VxlanConfig::new(local)))
             }
             #[cfg(feature = "tls")]
-            "tls" => Ok(Self::Tls(TlsConfig::new(TlsRole::Listen, rest.parse::<TlsAddress>()?))),
+            "tls" => Ok(Self::Tls(TlsConfig::new(TlsRole::Listen, rest.parse::<TlsAddress>()?.0))),
             #[cfg(feature = "tls")]
-            "tls-connect" => Ok(Self::Tls(TlsConfig::new(TlsRole::Connect, rest.parse::<TlsAddress>()?))),
+            "tls-connect" => Ok(Self::Tls(TlsConfig::new(TlsRole::Connect, rest.parse::<TlsAddress>()?.0))),
             #[cfg(feature = "af-packet")]
             "af_packet" => match rest.split_once('+') {
                 None => Ok(Self::AfPacket(rest.parse()?)),

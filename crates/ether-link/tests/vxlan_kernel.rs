@@ -88,12 +88,9 @@ impl Tunnel {
         for command in ["address add 192.168.77.2/24 dev vx7", "link set vx7 up"] {
             assert!(ip(&format!("-n {name} {command}")));
         }
-        let config = VxlanConfig {
-            local: (ours.parse::<std::net::IpAddr>().unwrap(), 4789).into(),
-            remotes: vec![(theirs.parse::<std::net::IpAddr>().unwrap(), 4789).into()],
-            vni: Vni::new(7).unwrap(),
-            open: false,
-        };
+        let config = VxlanConfig::new((ours.parse::<std::net::IpAddr>().unwrap(), 4789).into())
+            .with_remotes(vec![(theirs.parse::<std::net::IpAddr>().unwrap(), 4789).into()])
+            .with_vni(Vni::new(7).unwrap());
         let link = VxlanLink::bind(&config, Arc::new(MonotonicClock::default())).unwrap();
         Some(Self { kernel, link })
     }

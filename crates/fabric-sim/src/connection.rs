@@ -316,7 +316,7 @@ pub(crate) fn connect(setup: &Setup, shared: &Shared) -> Option<(Sender, Receive
     let (attrs, path) = end(setup, [setup.from, setup.to], qpns);
     let negotiate = setup.transport != Transport::Plain;
     let multipath = setup.transport == Transport::Multipath;
-    let tuning = Tuning { negotiate, multipath, ..Tuning::default() };
+    let tuning = Tuning::default().with_negotiate(negotiate).with_multipath(multipath);
     let transport = Requester::new(&attrs, path?, tuning);
     let wake = Arc::new(Wake { index: setup.index, woken: Arc::clone(&shared.woken) });
     let pacer = Pacer::new(WindowShare::new(&shared.windows, attrs.av.dgid, &wake, 1));

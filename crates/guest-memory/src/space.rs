@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use pvrdma_base::locks::{Mutex, RwLock, RwLockReadGuard};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::dirty::{DirtyLog, DirtyLogError};

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use pvrdma_base::locks::Mutex;
 use pvrdma_pages::PAGE_SIZE;
 use vm_memory::{Bytes, VolatileSlice};
 

@@ -28,6 +28,7 @@
 //! assert!(pending.add(SEND), "later work puts the object on the queue again");
 //! ```
 
+#[cfg(feature = "locks")]
 mod combiner;
 mod dirty_bitmap;
 mod event;
@@ -40,9 +41,11 @@ mod seq_lock;
 mod state;
 pub mod sync;
 mod turn;
+#[cfg(feature = "locks")]
 mod two_copies;
 mod wait_flag;
 
+#[cfg(feature = "locks")]
 pub use combiner::Combiner;
 pub use dirty_bitmap::DirtyBitmap;
 pub use event::{Event, Notice, Waker};
@@ -56,5 +59,6 @@ pub use room::Room;
 pub use seq_lock::SeqLock;
 pub use state::State;
 pub use turn::Turn;
+#[cfg(feature = "locks")]
 pub use two_copies::TwoCopies;
 pub use wait_flag::WaitFlag;

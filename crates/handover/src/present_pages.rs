@@ -28,7 +28,7 @@ struct Page {
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub struct KeptPages<'a> {
-    _taking: parking_lot::MutexGuard<'a, ()>,
+    _taking: crate::sync::MutexGuard<'a, ()>,
 }
 
 /// Result of taking pages away.

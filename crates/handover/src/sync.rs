@@ -1,6 +1,8 @@
 //! Atomics, fences and locks of the protocols: those of the standard library and `parking_lot`, or their counterparts
 //! in a model.
 
+use std::sync::PoisonError;
+
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 
@@ -9,8 +11,29 @@ pub(crate) use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, A
 #[cfg(not(loom))]
 pub(crate) const fn in_order() {}
 
+#[cfg(loom)]
+use loom::sync as locks;
 #[cfg(not(loom))]
-pub use parking_lot::{FairMutex, Mutex, RwLock, RwLockReadGuard};
+use std::sync as locks;
+
+pub(crate) use locks::MutexGuard;
+
+/// Mutex without poisoning: no panic leaves its content half changed.
+#[derive(Debug, Default)]
+pub(crate) struct Mutex<T>(locks::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(locks::Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(all(feature = "locks", not(loom)))]
+pub use parking_lot::{FairMutex, RwLock, RwLockReadGuard};
 
 /// Steps of a protocol that are not operations on an atomic. Models leave them out to check that they notice.
 #[cfg(not(loom))]
@@ -18,6 +41,7 @@ pub(crate) enum Step {
     /// A second check, under the lock.
     Look,
     /// A writer waits for the threads that still hold the old value.
+    #[cfg_attr(not(feature = "locks"), expect(dead_code, reason = "a step of `TwoCopies`"))]
     Wait,
     /// One thread at a time does a thing.
     Lock,
@@ -150,12 +174,9 @@ mod model {
         }
     }
 
-    /// Mutex with the functions that `parking_lot` has.
+    /// Mutex with the functions that `parking_lot` has. The order in which waiters get it does not matter to a model.
     #[derive(Debug, Default)]
     pub struct FairMutex<T>(loom::sync::Mutex<T>);
-
-    /// The order in which waiters get the lock does not matter to a model.
-    pub type Mutex<T> = FairMutex<T>;
 
     impl<T> FairMutex<T> {
         /// Creates a mutex around the value.

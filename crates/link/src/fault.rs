@@ -381,6 +381,10 @@ impl<L: Link> Link for FaultLink<L> {
         self.inner.set_reader(reader);
     }
 
+    fn line(&self) -> Option<usize> {
+        self.inner.line()
+    }
+
     fn unsent(&self) -> bool {
         if self.is_transparent() {
             return self.inner.unsent();

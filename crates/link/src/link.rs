@@ -107,6 +107,12 @@ pub trait Link: Send + Sync + fmt::Debug {
         true
     }
 
+    /// Identifies the line to which this link and others of this process send: links of one line have room together.
+    /// `None`: the link has a line of its own. The number stays that of the line while one of its links exists.
+    fn line(&self) -> Option<usize> {
+        None
+    }
+
     /// Returns the number of frames that the link took and then lost, in either direction.
     fn lost(&self) -> u64;
 
@@ -167,6 +173,11 @@ impl<L: Link + ?Sized> Link for Arc<L> {
     #[inline]
     fn leaves_process(&self) -> bool {
         (**self).leaves_process()
+    }
+
+    #[inline]
+    fn line(&self) -> Option<usize> {
+        (**self).line()
     }
 
     #[inline]

@@ -31,6 +31,11 @@
 //!
 //! A saved state contains keys and PSNs, which peers must not learn.
 //!
+//! # Features
+//!
+//! `stream` has everything above. Without it, the crate consists of the messages of the network function
+//! ([`vmxnet3`]) as plain types, for a VMM that saves that function in a format of its own.
+//!
 //! # Example
 //!
 //! ```
@@ -51,34 +56,28 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod error;
-mod header;
-mod kinds;
-mod reader;
-mod record;
-mod weight;
-mod writer;
+#[cfg(feature = "stream")]
+mod stream;
 
-#[cfg(test)]
-mod next;
-#[cfg(test)]
-mod reserved;
-
+#[cfg(feature = "stream")]
 pub mod pages;
+#[cfg(feature = "stream")]
 pub mod pvrdma;
+#[cfg(feature = "stream")]
 pub mod roce;
+#[cfg(feature = "stream")]
 pub mod rxe;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod vmxnet3;
+#[cfg(feature = "stream")]
 pub mod work;
 
-pub use error::{LoadError, SaveError};
-pub use header::{DeviceKind, FEATURES, Header};
-pub use kinds::kind_name;
 /// Encoding and decoding of messages that are no records, as parts of others.
+#[cfg(feature = "stream")]
 pub use prost::{DecodeError, Message};
-pub use reader::{RawRecord, Reader};
-pub use record::{MAX_RECORD, Record};
-pub use weight::{Part, decoded_bytes};
-pub use writer::Writer;
+#[cfg(feature = "stream")]
+pub use stream::{
+    DeviceKind, FEATURES, Header, LoadError, MAX_RECORD, Part, RawRecord, Reader, Record, SaveError, Writer,
+    decoded_bytes, kind_name,
+};

@@ -7,7 +7,7 @@
 //! Two kinds of records have variable length, and belong to the next record of another kind: the list of pages of an
 //! object ([`Pages`]) and the adapter's part of it ([`AdapterPart`]). Each may be divided among several records.
 
-use crate::record::records;
+use crate::stream::records;
 
 /// The function without its objects.
 #[derive(Clone, PartialEq, prost::Message)]

@@ -5,10 +5,10 @@ use crate::pages::PageList;
 use crate::roce;
 use crate::work::{RecvWr, SendWr};
 
-/// The keys of an adapter, without the regions, and its GIDs that cannot be used yet.
+/// The tables of an adapter: its keys, without the regions, and its GIDs that cannot be used yet.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-pub struct RegionTable {
+pub struct AdapterTables {
     /// Index of the first slot in keys.
     #[prost(uint32, tag = "1")]
     pub base: u32,

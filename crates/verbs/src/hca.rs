@@ -2,46 +2,17 @@
 
 use std::sync::Arc;
 
-use pvrdma_base::{Counter, DeviceLog, Random};
-use pvrdma_guest_memory::{DmaSpace, MemoryBudget};
+use pvrdma_base::Counter;
 use pvrdma_packet::MacAddr;
 use pvrdma_pages::{PAGE_SIZE, PageList};
 use pvrdma_verbs_types::{Access, Gid, GidType, Mtu, PortState, QpAttrMask, QpAttrs, QpCaps, QpType, Qpn};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::context::DeviceContext;
 use crate::error::VerbsError;
 use crate::progress::SendProgress;
-use crate::queue::{CompletionSink, EventSink, RecvSource, SendSource};
-use crate::rules::Rules;
-
-/// Context that a device passes to its station to get an adapter.
-#[derive(Clone)]
-pub struct DeviceContext {
-    /// Name of the device in logs and configuration.
-    pub name: String,
-    /// Encapsulation of its GIDs.
-    pub roce: GidType,
-    /// Memory of its guest.
-    pub memory: Arc<DmaSpace>,
-    /// Sink of its asynchronous events.
-    pub events: Arc<dyn EventSink>,
-    /// Log for events that its guest or its peers cause.
-    pub log: Arc<DeviceLog>,
-    /// Source of its keys.
-    pub random: Random,
-    /// Address and peer rules of the device.
-    pub rules: Rules,
-    /// Budget of the memory that its guest and its peers may make this process allocate. The device charges objects
-    /// ([`Hca::bytes_of`]); the adapter charges everything else.
-    pub budget: Arc<MemoryBudget>,
-}
-
-impl std::fmt::Debug for DeviceContext {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeviceContext").field("name", &self.name).finish_non_exhaustive()
-    }
-}
+use crate::queue::{CompletionSink, RecvSource, SendSource};
 
 /// Backend of a process, at which each device has a station.
 pub trait Backend: Send + Sync {

@@ -45,6 +45,7 @@
 
 #[cfg(feature = "testing")]
 pub mod conformance;
+mod context;
 mod error;
 mod hca;
 mod network;
@@ -56,10 +57,11 @@ mod save;
 #[cfg(feature = "testing")]
 pub mod testing;
 
+pub use context::DeviceContext;
 pub use error::{CqOverrun, IndexError, QueueError, VerbsError};
 pub use hca::{
-    Backend, CompletionQueue, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, Object, PortAttributes,
-    QpInit, QueuePair, SharedReceiveQueue, SrqInit, Station,
+    Backend, CompletionQueue, Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, Object, PortAttributes, QpInit,
+    QueuePair, SharedReceiveQueue, SrqInit, Station,
 };
 pub use network::Network;
 pub use pause::PauseHca;

@@ -13,6 +13,7 @@ use crate::network::Network;
 /// Rules of a device. By default it may use addresses that no other device or host used first, and may communicate with
 /// every peer.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Rules {
     /// Addresses that its guest may bind.
     pub addresses: AddressRule,
@@ -24,6 +25,13 @@ pub struct Rules {
     #[serde(default)]
     pub listen: Vec<u16>,
 }
+
+pvrdma_base::setters!(Rules {
+    with_addresses => addresses: AddressRule,
+    with_peers => peers: Peers,
+    with_network_peers => network_peers: Peers,
+    with_listen => listen: Vec<u16>,
+});
 
 impl Rules {
     /// Returns `true` if the device must not communicate with some peers.
@@ -171,7 +179,7 @@ mod tests {
     #[test]
     fn both_rules_must_allow_a_peer() {
         let of = |text: &str| Peers(text.split_whitespace().map(|prefix| prefix.parse().unwrap()).collect());
-        let rules = Rules { peers: of("10.0.0.0/8 fd00::/8"), network_peers: of("10.1.0.0/16"), ..Rules::default() };
+        let rules = Rules::default().with_peers(of("10.0.0.0/8 fd00::/8")).with_network_peers(of("10.1.0.0/16"));
         assert!(rules.allow_peer(gid("10.1.0.1")));
         assert!(!rules.allow_peer(gid("10.2.0.1")) && !rules.allow_peer(gid("fd00::1")));
         assert!(Rules::default().allow_peer(gid("1.2.3.4")));

@@ -19,6 +19,7 @@ use crate::migratable_device::MigratableDevice;
 pub const REPLY_DEADLINE: Duration = Duration::from_millis(4500);
 
 /// Device behind a socket, with the parts that the server drives.
+#[non_exhaustive]
 pub struct Endpoint {
     /// Name of the device in the log.
     pub name: String,
@@ -45,7 +46,40 @@ pub struct Endpoint {
     pub reply_deadline: Duration,
 }
 
+pvrdma_base::setters!(Endpoint {
+    with_files => files: FileRules,
+    with_keeper => keeper: Option<Seat>,
+    with_stats => stats: Arc<ConnectionStats>,
+    with_migration => migration: Option<MigratableDevice>,
+    with_mappable => mappable: Option<Mappable>,
+    with_intx => intx: bool,
+    with_reply_deadline => reply_deadline: Duration,
+});
+
 impl Endpoint {
+    /// Creates the endpoint of a device that its client cannot migrate, without a keeper, a legacy interrupt and memory
+    /// to map.
+    pub fn new(
+        name: impl Into<String>,
+        function: Arc<dyn PciFunction>,
+        memory: Arc<DmaSpace>,
+        irqs: Arc<IrqTable>,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            function,
+            memory,
+            files: FileRules::default(),
+            irqs,
+            keeper: None,
+            stats: Arc::default(),
+            migration: None,
+            mappable: None,
+            intx: false,
+            reply_deadline: REPLY_DEADLINE,
+        }
+    }
+
     /// Logs a warning about an action of a client, subject to the log limit.
     pub(super) fn warn(&self, target: &'static str, message: Arguments<'_>) {
         self.stats.log.warn(target, &self.name, message);

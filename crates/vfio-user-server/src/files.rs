@@ -32,6 +32,7 @@ const WINDOW: usize = 1 << 30;
 
 /// Limits for the guest memory that a device accepts from its client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct FileRules {
     /// Accept only files that cannot shrink (`F_SEAL_SHRINK`).
     pub sealed: bool,
@@ -48,6 +49,13 @@ impl Default for FileRules {
         Self { sealed: false, files: 64, mappings: 1024, mapped_bytes: 1 << 40 }
     }
 }
+
+pvrdma_base::setters!(FileRules {
+    with_sealed => sealed: bool,
+    with_files => files: usize,
+    with_mappings => mappings: usize,
+    with_mapped_bytes => mapped_bytes: u64,
+});
 
 /// Reason why a file, or a range of it, is not mapped.
 #[derive(Debug, Error)]

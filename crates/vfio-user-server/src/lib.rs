@@ -35,7 +35,7 @@
 //! # let path = folder.path().join("answer.sock");
 //! use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 //! use pvrdma_pci_function::{Bar, Deferred, MsixPlace, PciFunction};
-//! use pvrdma_vfio_user_server::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
+//! use pvrdma_vfio_user_server::{Endpoint, IrqTable, Server};
 //!
 //! struct Answer;
 //! impl PciFunction for Answer {
@@ -50,13 +50,8 @@
 //!     fn reset(&self) {}
 //! }
 //!
-//! let (irqs, stats) = (Arc::new(IrqTable::default()), Arc::new(ConnectionStats::default()));
-//! let (function, memory) = (Arc::new(Answer), DmaSpace::new(PinPolicy::Off));
-//! let server = Server::listen(&path, Endpoint {
-//!     name: "answer".to_owned(), function, memory, irqs, stats,
-//!     files: FileRules::default(), keeper: None, migration: None, mappable: None, intx: false,
-//!     reply_deadline: REPLY_DEADLINE,
-//! })?;
+//! let (memory, irqs) = (DmaSpace::new(PinPolicy::Off), Arc::new(IrqTable::default()));
+//! let server = Server::listen(&path, Endpoint::new("answer", Arc::new(Answer), memory, irqs))?;
 //! let client = UnixStream::connect(&path)?;
 //! # drop(client);
 //! assert!(server.end().is_none(), "the thread of the client ended in time");

@@ -19,7 +19,7 @@ use libfuzzer_sys::fuzz_target;
 use pvrdma_guest_memory::{DmaSpace, MemoryBudget, PinPolicy};
 use pvrdma_pci_function::{Bar, Deferred, InterruptSink, Migratable, MsixPlace, PciFunction, StateError};
 use pvrdma_vfio_user_server::{
-    ConnectionStats, Endpoint, FileRules, IrqTable, MigratableDevice, REPLY_DEADLINE,
+    ConnectionStats, Endpoint, IrqTable, MigratableDevice,
     message::{Command, HEADER_SIZE, Header, MessageKind},
     request::Request,
 };
@@ -400,19 +400,10 @@ fuzz_target!(|input: (bool, Messages)| {
         Arc::new(Function { reset: AtomicBool::new(false), paused: AtomicBool::new(false), irqs: Arc::clone(&irqs) });
     let memory = DmaSpace::new(PinPolicy::Off);
     let (stats, budget) = (Arc::new(ConnectionStats::default()), MemoryBudget::new(1 << 20));
-    let endpoint = Endpoint {
-        name: "fuzz".to_owned(),
-        function: function.clone(),
-        memory: Arc::clone(&memory),
-        files: FileRules::default(),
-        irqs,
-        keeper: None,
-        stats: Arc::clone(&stats),
-        migration: Some(MigratableDevice::new(function.clone(), Arc::clone(&budget))),
-        mappable: None,
-        intx: messages.len() % 2 == 0,
-        reply_deadline: REPLY_DEADLINE,
-    };
+    let endpoint = Endpoint::new("fuzz", function.clone(), Arc::clone(&memory), irqs)
+        .with_stats(Arc::clone(&stats))
+        .with_migration(Some(MigratableDevice::new(function.clone(), Arc::clone(&budget))))
+        .with_intx(messages.len() % 2 == 0);
     endpoint.serve(&server);
 
     assert!(function.reset.load(Ordering::Relaxed), "left without a reset");

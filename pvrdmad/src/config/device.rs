@@ -75,7 +75,7 @@ pub struct MemoryRules {
 impl From<MemoryRules> for FileRules {
     fn from(rules: MemoryRules) -> Self {
         let sealed = rules.files == MemoryFiles::Sealed;
-        Self { sealed, mapped_bytes: rules.max_mapped, ..Self::default() }
+        Self::default().with_sealed(sealed).with_mapped_bytes(rules.max_mapped)
     }
 }
 
@@ -114,7 +114,8 @@ impl DeviceSpec {
         config.random = self.seed.map_or(Random::System, Random::Seed);
         let peers = Peers(self.peers.clone());
         let listen = self.cm_listen.clone().map_or_else(Vec::new, |Ports(ports)| ports);
-        config.rules = Rules { addresses: address::rule(&self.addresses)?, peers, listen, ..Rules::default() };
+        let addresses = address::rule(&self.addresses)?;
+        config.rules = Rules::default().with_addresses(addresses).with_peers(peers).with_listen(listen);
         self.check_links(uplink)?;
         let listed = config.rules.addresses.others == OtherAddresses::Refuse;
         if self.source_guard == Some(Switch::On) && !listed {

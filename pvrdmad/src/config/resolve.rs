@@ -244,6 +244,7 @@ fn place(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use super::super::backend::BackendSpec;
     use super::super::load::ConfigSpec;
     use super::*;
 

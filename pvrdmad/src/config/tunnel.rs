@@ -39,12 +39,10 @@ impl TunnelKeys {
     /// The keys contradict each other.
     pub(super) fn complete(self, tunnel: VxlanConfig) -> Result<VxlanConfig, String> {
         let vni = self.vni.unwrap_or_default();
-        let config = VxlanConfig {
-            local: tunnel.local,
-            remotes: self.remotes.into_iter().map(|TunnelAddress(remote)| remote).collect(),
-            vni: Vni::new(vni).ok_or_else(|| format!("vni {vni} is more than {}", Vni::MAX))?,
-            open: self.learn == Some(Learn::Remotes),
-        };
+        let config = VxlanConfig::new(tunnel.local)
+            .with_remotes(self.remotes.into_iter().map(|TunnelAddress(remote)| remote).collect())
+            .with_vni(Vni::new(vni).ok_or_else(|| format!("vni {vni} is more than {}", Vni::MAX))?)
+            .with_open(self.learn == Some(Learn::Remotes));
         match config.check() {
             Ok(()) => Ok(config),
             Err(VxlanError::NoRemote) => Err("vxlan needs a remote (remote=ADDRESS), or learn=remotes".to_owned()),
@@ -76,6 +74,6 @@ impl TlsWords {
             key: given(self.key, "tls-key")?,
             authority: given(self.authority, "tls-authority")?,
         };
-        Ok(TlsConfig { peer: self.peer, files, ..link })
+        Ok(link.with_peer(self.peer).with_files(files))
     }
 }

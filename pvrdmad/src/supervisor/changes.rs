@@ -267,10 +267,15 @@ impl Network {
         }
     }
 
-    /// Waits for exclusive permission to change the network.
-    fn turn(&self, deadline: Instant) -> Result<impl Drop + '_, String> {
-        let turn = self.changing.try_lock_until(deadline);
-        turn.ok_or_else(|| format!("network {}: another change has not come to its end", self.name()))
+    /// Waits for exclusive permission to change the network, and for the end of a hand-over that took longer than its
+    /// caller has waited: neither of the two workers would learn of a change of the plan.
+    pub(super) fn turn(&self, deadline: Instant) -> Result<impl Drop + '_, String> {
+        let open = |change: &str| format!("network {}: {change} has not come to its end", self.name());
+        let turn = self.changing.try_lock_until(deadline).ok_or_else(|| open("another change"))?;
+        match &*self.runs {
+            Runs::Process(process) if !process.wait_handed_over(deadline) => Err(open("a hand-over")),
+            _ => Ok(turn),
+        }
     }
 
     fn call_deadline(&self) -> Instant {

@@ -71,6 +71,8 @@ pub(super) struct Life {
     pub(super) restarts: u64,
     /// End of the last one of them.
     pub(super) last_end: Option<String>,
+    /// A hand-over is in progress. The worker that will serve may have been set up from an earlier plan.
+    handing_over: bool,
     /// No other worker will start.
     over: bool,
 }
@@ -142,6 +144,13 @@ impl Process {
                 return Err(CallError::Gone);
             }
         }
+    }
+
+    /// Waits for the end of a hand-over. Returns `false` if there is one at the deadline.
+    pub(super) fn wait_handed_over(&self, deadline: Instant) -> bool {
+        let mut life = self.lives.life.lock();
+        let is_open = |life: &mut Life| life.handing_over && !life.over;
+        !self.lives.changed.wait_while_until(&mut life, is_open, deadline).timed_out()
     }
 
     /// Applies a change that holds for all later workers. Returns `false`, without applying it, if `connection` does
@@ -316,7 +325,9 @@ impl Keeper {
                 loop {
                     let end = session.run(&self.stop, self.plan.timing.hung);
                     // Requests wait for the result of a hand-over as for the next worker.
-                    self.lives.life.lock().running = None;
+                    let mut life = self.lives.life.lock();
+                    (life.running, life.handing_over) = (None, true);
+                    drop(life);
                     if !matches!(end, End::Stopped) || self.is_stopping() {
                         break end;
                     }
@@ -327,6 +338,9 @@ impl Keeper {
                 }
             }
         };
+        // The next worker starts from the plan.
+        self.lives.life.lock().handing_over = false;
+        self.lives.changed.notify_all();
         let Timing { stop, kill, .. } = self.plan.timing;
         match end {
             End::Stopped | End::Given => {
@@ -470,6 +484,7 @@ impl Keeper {
 
     fn serves_locked(&self, mut life: MutexGuard<'_, Life>, session: &Session) {
         life.running = Some((session.pid(), Arc::clone(session.connection())));
+        life.handing_over = false;
         self.lives.changed.notify_all();
     }
 

@@ -11,8 +11,7 @@ use pvrdma_guest_memory::{DmaSpace, MemoryLimits};
 use pvrdma_link::Link;
 use pvrdma_pci_function::Migratable;
 use pvrdma_vfio_user_server::{
-    ConnectionStats, Endpoint, IrqTable, Mappable, MigratableDevice, REPLY_DEADLINE, Server, StuckClient,
-    keeper::client::Keeper,
+    ConnectionStats, Endpoint, IrqTable, Mappable, MigratableDevice, Server, StuckClient, keeper::client::Keeper,
 };
 
 use super::any_device::AnyDevice;
@@ -127,19 +126,14 @@ impl ServedDevice {
             budget: Arc::clone(function.budget()),
             left,
         });
-        let endpoint = Endpoint {
-            name: device.config.name.clone(),
-            function: function.clone(),
-            memory: Arc::clone(&memory),
-            files: device.memory.into(),
-            irqs: Arc::clone(&irqs),
-            keeper: keeper.map(Keeper::device),
-            stats: Arc::clone(&stats),
-            migration,
-            mappable: mappable(&doorbells, &*function),
-            intx: device.config.intx,
-            reply_deadline: REPLY_DEADLINE,
-        };
+        let name = device.config.name.clone();
+        let endpoint = Endpoint::new(name, function.clone(), Arc::clone(&memory), Arc::clone(&irqs))
+            .with_files(device.memory.into())
+            .with_keeper(keeper.map(Keeper::device))
+            .with_stats(Arc::clone(&stats))
+            .with_migration(migration)
+            .with_mappable(mappable(&doorbells, &*function))
+            .with_intx(device.config.intx);
         let listener = UnixListener::from(listener);
         let (server, former) = match (arrivals, &migratable) {
             (Some(arrivals), Ok(migratable)) => {

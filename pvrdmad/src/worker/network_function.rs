@@ -6,9 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use pvrdma_guest_memory::{DmaSpace, MemoryBudget, PinPolicy};
-use pvrdma_vfio_user_server::{
-    ConnectionStats, Endpoint, IrqTable, MigratableDevice, REPLY_DEADLINE, Server, keeper::client::Keeper,
-};
+use pvrdma_vfio_user_server::{ConnectionStats, Endpoint, IrqTable, MigratableDevice, Server, keeper::client::Keeper};
 use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
 
 use super::hand_over::Arrivals;
@@ -53,23 +51,16 @@ impl NetworkFunction {
             Vmxnet3Config::new(name.clone(), device.mac).with_intx(device.config.intx).with_multifunction(true);
         let link = Arc::new(NicLink::with_device(config, Arc::clone(&memory), irqs.clone())?);
         let stats = Arc::new(ConnectionStats::default());
-        let endpoint = Endpoint {
-            name,
-            function: Arc::clone(link.device()) as _,
-            memory,
-            files: device.memory.into(),
-            irqs: Arc::clone(&irqs),
-            keeper: keeper.map(|keeper| keeper.network_function()),
-            stats: Arc::clone(&stats),
-            migration: Some(MigratableDevice {
+        let endpoint = Endpoint::new(name, Arc::clone(link.device()) as _, memory, Arc::clone(&irqs))
+            .with_files(device.memory.into())
+            .with_keeper(keeper.map(|keeper| keeper.network_function()))
+            .with_stats(Arc::clone(&stats))
+            .with_migration(Some(MigratableDevice {
                 function: Arc::clone(link.device()) as _,
                 budget: MemoryBudget::new(MIGRATION_BYTES),
                 left,
-            }),
-            mappable: None,
-            intx: device.config.intx,
-            reply_deadline: REPLY_DEADLINE,
-        };
+            }))
+            .with_intx(device.config.intx);
         let (listener, function) = (UnixListener::from(listener), Arc::clone(link.device()));
         let (server, former) = match arrivals {
             Some(arrivals) => {

@@ -271,7 +271,7 @@ impl Served {
     pub fn recover(keeper: &Arc<Keeper>) -> (Self, Recovery) {
         let (rules, memory) = (FileRules::default(), DmaSpace::new(PinPolicy::Off));
         Self::with_server(false, REPLY_DEADLINE, rules, memory, |path, endpoint| {
-            let endpoint = Endpoint { keeper: Some(keeper.device()), ..endpoint };
+            let endpoint = endpoint.with_keeper(Some(keeper.device()));
             Server::recover(UnixListener::bind(path).unwrap(), endpoint).unwrap()
         })
     }
@@ -291,19 +291,12 @@ impl Served {
         let irqs = Arc::new(IrqTable::with_clock(Arc::new(ManualClock::default())));
         let function = Arc::new(TestFunction::new(Arc::clone(&irqs)));
         let (stats, budget) = (Arc::new(ConnectionStats::default()), MemoryBudget::new(1 << 20));
-        let endpoint = Endpoint {
-            name: name.clone(),
-            function: function.clone(),
-            memory: Arc::clone(&memory),
-            files,
-            irqs: Arc::clone(&irqs),
-            keeper: None,
-            stats: Arc::clone(&stats),
-            migration: Some(MigratableDevice::new(function.clone(), Arc::clone(&budget))),
-            mappable: None,
-            intx,
-            reply_deadline,
-        };
+        let endpoint = Endpoint::new(name.clone(), function.clone(), Arc::clone(&memory), Arc::clone(&irqs))
+            .with_files(files)
+            .with_stats(Arc::clone(&stats))
+            .with_migration(Some(MigratableDevice::new(function.clone(), Arc::clone(&budget))))
+            .with_intx(intx)
+            .with_reply_deadline(reply_deadline);
         let (server, result) = start(&path, endpoint);
         (Self { function, memory, irqs, stats, budget, name, path, server: server.into(), _folder: folder }, result)
     }
@@ -380,6 +373,15 @@ pub struct Raw {
 
 pub const EINVAL: u32 = 22;
 
+/// Ends the connection, also where closing the socket does not: between fork and exec, a process that another test
+/// starts holds the descriptors of all tests, and until then the server would turn the next client away.
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // Fails if the server has ended the connection first.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
 impl Raw {
     pub fn connect(path: &Path) -> Self {
         let stream = UnixStream::connect(path).unwrap();
@@ -388,8 +390,8 @@ impl Raw {
         Self { stream, next_id: 100 }
     }
 
-    /// Sends QEMU's first message. Connects again while the server turns this client away: a process that another test
-    /// is about to start may hold the socket of the client before.
+    /// Sends QEMU's first message. Connects again while the server turns this client away: the client before may be a
+    /// process that has just been killed.
     pub fn negotiate(&mut self) -> Vec<u8> {
         let mut body = vec![0; 4];
         body.extend(

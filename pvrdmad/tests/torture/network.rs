@@ -141,7 +141,7 @@ impl Network {
             .with_port_threads(1 + dice.below(2))
             .with_clock(Arc::clone(&clock));
         let beyond = Rxe::new(config.clone()).unwrap();
-        let here = Rxe::new(config.with_one_uplink(one_uplink)).unwrap();
+        let here = Rxe::new(config).unwrap();
         let numbers = [1, 2].into_iter().chain(ON_THE_WIRE).chain([VISITOR]);
         let stations = numbers.map(|number| here.station(mac(number))).collect();
         let mut wire = Wire::new(Dice::new(seed, 1), if manual.is_some() { STOP } else { LONG_STOP });

@@ -10,7 +10,7 @@ use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdma_pci_function::PciFunction;
 use pvrdma_rxe::RxeHca;
 use pvrdma_verbs::testing::mac;
-use pvrdma_vfio_user_server::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE};
+use pvrdma_vfio_user_server::{Endpoint, IrqTable};
 use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
 use pvrdmad::testing::{Behind, Dice, HostileClient};
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
@@ -102,17 +102,5 @@ impl Vmm {
 }
 
 fn endpoint(function: Arc<dyn PciFunction>, memory: Arc<DmaSpace>, irqs: Arc<IrqTable>) -> Endpoint {
-    Endpoint {
-        name: "hostile".to_owned(),
-        function,
-        memory,
-        files: FileRules::default(),
-        irqs,
-        keeper: None,
-        stats: Arc::new(ConnectionStats::default()),
-        migration: None,
-        mappable: None,
-        intx: false,
-        reply_deadline: REPLY_DEADLINE,
-    }
+    Endpoint::new("hostile", function, memory, irqs)
 }

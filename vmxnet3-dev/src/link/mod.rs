@@ -7,8 +7,8 @@ use std::num::NonZeroU16;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use pvrdma_base::Snapshot;
+use pvrdma_base::locks::Mutex;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_handover::Notice;
 use pvrdma_link::{Bell, Frames, Link, LinkInspect, LinkReader, Offload, Readiness};

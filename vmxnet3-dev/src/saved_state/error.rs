@@ -1,7 +1,6 @@
 //! Errors of saving and restoring, and the checks of saved values.
 
 use pvrdma_guest_memory::DmaError;
-use pvrdma_saved_state::LoadError;
 use thiserror::Error;
 
 /// Reason a device was not saved.
@@ -12,6 +11,7 @@ pub enum SaveError {
     #[error("the device is not paused")]
     NotPaused,
     /// The state was not written.
+    #[cfg(feature = "saved-state")]
     #[error(transparent)]
     Stream(#[from] pvrdma_saved_state::SaveError),
 }
@@ -21,8 +21,9 @@ pub enum SaveError {
 #[non_exhaustive]
 pub enum RestoreError {
     /// The stream is damaged, or not one that this release reads.
+    #[cfg(feature = "saved-state")]
     #[error(transparent)]
-    Stream(#[from] LoadError),
+    Stream(#[from] pvrdma_saved_state::LoadError),
     /// The state is that of another kind of device.
     #[error("the state is not that of a network function")]
     Device,

@@ -1,9 +1,8 @@
-//! Saving and restoring a device, see [`Migratable`].
+//! Saving and restoring a device, see [`Migratable`](pvrdma_pci_function::Migratable).
 //!
-//! The state is one record with the registers and the session of the driver, and records with the multicast addresses.
-//! All of it is read and checked before any of it takes effect; a refused state leaves the device as after a reset. The
+//! All of a state is checked before any of it takes effect; a refused state leaves the device as after a reset. The
 //! rings are looked up in the memory map when the pause ends, because a VMM may map the guest's memory after it has
-//! passed the state.
+//! passed the state. `stream.rs` writes a state to a stream of bytes, and reads it from one.
 //!
 //! # State that is not saved
 //!
@@ -16,16 +15,15 @@
 //! * Name, speed, number of vectors, and offloads of the port: the configuration of the destination.
 
 pub(crate) mod error;
+#[cfg(feature = "saved-state")]
+mod stream;
 #[cfg(test)]
 mod tests;
 
-use std::io::{Read, Write};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use pvrdma_packet::MacAddr;
-use pvrdma_pci_function::{CONFIG_SIZE, Migratable, PciFunction, StateError};
-use pvrdma_saved_state::{DeviceKind, Header, Reader, Writer, vmxnet3 as saved};
+use pvrdma_pci_function::{CONFIG_SIZE, PciFunction};
+use pvrdma_saved_state::vmxnet3 as saved;
 
 use crate::abi::command::Coalesce;
 use crate::cmd::Registers;
@@ -36,10 +34,15 @@ use crate::session::Session;
 pub use error::{RestoreError, SaveError};
 pub(crate) use error::{exact, narrow, present, require};
 
-/// Maximum length of a state, in bytes: the function, 64 KiB of multicast addresses, and their records.
-const MAX_STATE: u64 = 256 << 10;
-/// Maximum number of bytes of multicast addresses in a record.
-const MULTICAST_RECORD: usize = 1024 * 6;
+/// State of a paused device as a value, for a VMM that saves it in a format of its own. Untrusted where it is restored.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[non_exhaustive]
+pub struct Vmxnet3State {
+    /// Registers, interrupts, statistics, and the session of the driver.
+    pub function: saved::Function,
+    /// Multicast addresses of the session's filter, 6 bytes each.
+    pub multicast: Vec<u8>,
+}
 
 /// A state that has been checked.
 struct Checked {
@@ -52,40 +55,33 @@ struct Checked {
 }
 
 impl Vmxnet3Device {
-    /// Does the same as [`Migratable::save`].
-    ///
-    /// # Errors
-    /// The device is not paused, or `to` fails.
-    pub fn save_state(&self, to: &mut dyn Write) -> Result<(), SaveError> {
-        // Held to the end, so that no thread ends the pause.
-        let control = self.control.lock();
-        let Some((function, multicast)) = self.saved(&control) else { return Err(SaveError::NotPaused) };
-        let config = &self.core.config;
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let time = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let header = Header::new(DeviceKind::Vmxnet3, config.mac.0);
-        let live = self.core.memory.has_dirty_log();
-        let mut writer = Writer::new(to, &Header { name: config.name.clone(), time, live, ..header }, MAX_STATE)?;
-        writer.write(&function)?;
-        for addresses in multicast.chunks(MULTICAST_RECORD) {
-            writer.write(&saved::MulticastAddresses { addresses: addresses.to_vec() })?;
-        }
-        Ok(writer.finish()?)
+    /// Does the same as [`Migratable::pause`](pvrdma_pci_function::Migratable::pause).
+    pub fn pause(&self) {
+        let _control = self.control.lock();
+        self.core.pause();
     }
 
-    /// Does the same as [`Migratable::restore`].
+    /// Returns the state of the paused device. It remains paused.
     ///
     /// # Errors
-    /// The state is refused, or `from` fails.
-    pub fn restore_state(&self, from: &mut dyn Read) -> Result<(), RestoreError> {
+    /// The device is not paused.
+    pub fn state(&self) -> Result<Vmxnet3State, SaveError> {
+        self.saved(&self.control.lock())
+    }
+
+    /// Resets the device, and replaces its state, which is checked first. The device is paused afterwards.
+    ///
+    /// # Errors
+    /// The state is refused. The device is then as after a reset.
+    pub fn set_state(&self, state: Vmxnet3State) -> Result<(), RestoreError> {
         let mut control = self.control.lock();
         self.reset_with(&mut control);
-        let checked = self.read_state(from)?;
+        let checked = self.check_state(state)?;
         self.apply(&mut control, checked);
         Ok(())
     }
 
-    /// Does the same as [`Migratable::resume`].
+    /// Does the same as [`Migratable::resume`](pvrdma_pci_function::Migratable::resume).
     ///
     /// # Errors
     /// The guest does not have the memory of a restored session.
@@ -107,36 +103,23 @@ impl Vmxnet3Device {
         Ok(())
     }
 
-    /// Returns the state of a paused device, and the multicast table of its session.
-    fn saved(&self, control: &Control) -> Option<(saved::Function, Vec<u8>)> {
+    /// Returns the state of a paused device.
+    fn saved(&self, control: &Control) -> Result<Vmxnet3State, SaveError> {
         let Self { core, control: _, pci } = self;
         let Control { registers: Registers { revision, shared }, result } = *control;
-        let session = core.paused.lock().as_ref()?.session.clone();
+        let session = core.paused.lock().as_ref().ok_or(SaveError::NotPaused)?.session.clone();
         let session = session.map(|session| session.save());
         let mut config_space = vec![0; CONFIG_SIZE];
         pci.lock().read(0, &mut config_space, false);
         let (session, multicast) = session.unzip();
         let function =
             saved::Function { config_space, revision: revision.into(), shared, result, session, ..core.save() };
-        Some((function, multicast.unwrap_or_default()))
+        Ok(Vmxnet3State { function, multicast: multicast.unwrap_or_default() })
     }
 
-    /// Reads a state to its end, and checks it.
-    fn read_state(&self, from: &mut dyn Read) -> Result<Checked, RestoreError> {
+    fn check_state(&self, state: Vmxnet3State) -> Result<Checked, RestoreError> {
         let config = &self.core.config;
-        let mut reader = Reader::new(from, MAX_STATE)?;
-        let Header { device, mac, .. } = *reader.header();
-        if device != DeviceKind::Vmxnet3 {
-            return Err(RestoreError::Device);
-        }
-        if mac != config.mac.0 {
-            return Err(RestoreError::Mac(MacAddr(mac)));
-        }
-        let mut function: saved::Function = reader.expect()?;
-        let mut multicast = Vec::new();
-        while let Some(record) = reader.next()? {
-            multicast.extend(record.decode::<saved::MulticastAddresses>()?.addresses);
-        }
+        let Vmxnet3State { mut function, multicast } = state;
         let interrupts = present("interrupts", function.interrupts.take())?;
         Interrupts::check(&interrupts, config.vectors)?;
         let session = match function.session.take() {
@@ -168,24 +151,5 @@ impl Vmxnet3Device {
         *core.paused.lock() = Some(Pause { session: session.map(Arc::new), restored: true });
         // Last, because it enables access to memory.
         self.config_write(0, &function.config_space);
-    }
-}
-
-impl Migratable for Vmxnet3Device {
-    fn pause(&self) {
-        let _control = self.control.lock();
-        self.core.pause();
-    }
-
-    fn save(&self, to: &mut dyn Write) -> Result<(), StateError> {
-        Ok(self.save_state(to)?)
-    }
-
-    fn restore(&self, from: &mut dyn Read) -> Result<(), StateError> {
-        Ok(self.restore_state(from)?)
-    }
-
-    fn resume(&self) -> Result<(), StateError> {
-        Ok(self.resume_state()?)
     }
 }

@@ -1,6 +1,6 @@
 //! Interrupt sink of a test guest.
 
-use parking_lot::Mutex;
+use pvrdma_base::locks::Mutex;
 use pvrdma_pci_function::InterruptSink;
 
 /// Counts interrupts.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use parking_lot::Mutex;
+use pvrdma_base::locks::Mutex;
 
 use crate::{Checksum, Frame, FramePort, PortOffloads, Received, Sent, Vmxnet3Device};
 

@@ -105,7 +105,7 @@ fn an_adapter_that_ignores_addresses_gets_those_of_the_process() {
 /// Without IP addresses in the adapter's table, only listed addresses are the guest's own on the host.
 #[test]
 fn an_address_that_is_not_listed_is_no_source_and_has_no_listener() {
-    let rules = Rules { addresses: AddressRule::ANY, listen: vec![PORT], ..Rules::default() };
+    let rules = Rules::default().with_addresses(AddressRule::ANY).with_listen(vec![PORT]);
     let mut bench = Bench::on(TRANSPORT_IWARP, LINK_LAYER_ETHERNET, rules);
     let end = init(&bench);
     assert_eq!(bench.calls(), []);

@@ -33,7 +33,11 @@ fn requests_bytes(count: usize, max_sge: u32) -> usize {
 /// Returns the initial tuning of the requester. With `negotiate` it offers selective acknowledgements; with `multipath`
 /// it can then use several paths.
 pub(super) fn tuning(negotiate: bool, multipath: bool) -> Tuning {
-    Tuning { requests: REQUESTS[0], page_lists: PAGE_LISTS[0], negotiate, multipath, ..Tuning::default() }
+    Tuning::default()
+        .with_requests(REQUESTS[0])
+        .with_page_lists(PAGE_LISTS[0])
+        .with_negotiate(negotiate)
+        .with_multipath(multipath)
 }
 
 /// Room of a QP, with the charges beyond the initial room.

@@ -67,7 +67,7 @@ static END: LazyLock<End> = LazyLock::new(|| {
         authority: write("authority", authority.pem()),
     };
     let address = (Ipv4Addr::LOCALHOST, 0).into();
-    let link = TlsLink::open(&TlsConfig { role: TlsRole::Listen, address, peer: None, files }).unwrap();
+    let link = TlsLink::open(&TlsConfig::new(TlsRole::Listen, address).with_files(files)).unwrap();
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap()).unwrap();
     let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap();

@@ -111,12 +111,10 @@ impl Tunnel {
         senders.iter().for_each(|sender| sender.set_read_timeout(Some(PATIENCE)).unwrap());
         let last = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let remotes = if script.two { REMOTES } else { 1 };
-        let config = VxlanConfig {
-            local: (Ipv4Addr::LOCALHOST, 0).into(),
-            remotes: senders[..remotes].iter().map(|sender| sender.local_addr().unwrap()).collect(),
-            vni: Vni::new(VNI).unwrap(),
-            open: script.open,
-        };
+        let config = VxlanConfig::new((Ipv4Addr::LOCALHOST, 0).into())
+            .with_remotes(senders[..remotes].iter().map(|sender| sender.local_addr().unwrap()).collect())
+            .with_vni(Vni::new(VNI).unwrap())
+            .with_open(script.open);
         let clock = Arc::new(ManualClock::default());
         let link = VxlanLink::bind(&config, clock.clone()).unwrap();
         let name = link.inspect().name;

@@ -18,6 +18,7 @@ pub enum TlsRole {
 
 /// Configuration of an end of a TLS link.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TlsConfig {
     /// The end that opens the connection.
     pub role: TlsRole,
@@ -29,6 +30,13 @@ pub struct TlsConfig {
     /// Files with the keys.
     pub files: TlsFiles,
 }
+
+pvrdma_base::setters!(TlsConfig {
+    with_role => role: TlsRole,
+    with_address => address: SocketAddr,
+    with_peer => peer: Option<String>,
+    with_files => files: TlsFiles,
+});
 
 /// Files in PEM format.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -64,7 +72,7 @@ impl FromStr for TlsAddress {
 
 impl TlsConfig {
     /// Creates the configuration without keys.
-    pub(crate) fn new(role: TlsRole, TlsAddress(address): TlsAddress) -> Self {
+    pub fn new(role: TlsRole, address: SocketAddr) -> Self {
         Self { role, address, peer: None, files: TlsFiles::default() }
     }
 

@@ -43,6 +43,7 @@ impl TryFrom<String> for TunnelAddress {
 
 /// Configuration of one end of a tunnel.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct VxlanConfig {
     /// Address at which datagrams are received, and from which they are sent.
     pub local: SocketAddr,
@@ -53,6 +54,13 @@ pub struct VxlanConfig {
     /// Datagrams of senders other than the remotes are accepted as well. See the module for the consequences.
     pub open: bool,
 }
+
+pvrdma_base::setters!(VxlanConfig {
+    with_local => local: SocketAddr,
+    with_remotes => remotes: Vec<SocketAddr>,
+    with_vni => vni: Vni,
+    with_open => open: bool,
+});
 
 /// Error of setting up a tunnel.
 #[derive(Debug, Error)]
@@ -102,6 +110,11 @@ pub enum VxlanError {
 }
 
 impl VxlanConfig {
+    /// Creates the configuration of an end without remotes, for the network 0.
+    pub fn new(local: SocketAddr) -> Self {
+        Self { local, remotes: Vec::new(), vni: Vni::default(), open: false }
+    }
+
     /// Checks that the configuration is consistent.
     ///
     /// # Errors

@@ -64,7 +64,7 @@ fn look_at_startup(bytes: &[u8]) {
 fn look_at_connection(input: &[u8]) {
     let mut script = Script(input);
     let mut host = Host::new(MEMORY);
-    let tuning = Tuning { requests: 8, ..Tuning::default() };
+    let tuning = Tuning::default().with_requests(8);
     let limits = Limits { crc: false, ..LIMITS };
     let initiates = script.byte() & 1 == 0;
     let mut connection = match initiates {
@@ -318,7 +318,7 @@ fn play(input: &[u8]) {
     let negotiated = Negotiated { role, crc: kind & 8 == 0, ird: 4, ord: 4, rtr };
     let mut play = Play {
         script: Script(script),
-        stream: Stream::new(negotiated, Tuning { requests: 8, ..Tuning::default() }),
+        stream: Stream::new(negotiated, Tuning::default().with_requests(8)),
         host: Host::new(MEMORY),
         inbox: Vec::new(),
         outbox: 0,

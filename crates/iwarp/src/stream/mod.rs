@@ -29,6 +29,7 @@ use request::{OpenRead, Requests, Stage};
 
 /// Parameters of a stream that concern this end only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Tuning {
     /// Maximum length of an FPDU to send: the effective MSS of the connection. Values below [`fpdu::MIN_FPDU`] are
     /// raised to it.
@@ -46,6 +47,43 @@ pub struct Tuning {
 impl Default for Tuning {
     fn default() -> Self {
         Self { mss: 1448, requests: 128, page_lists: 8, receive_wait: Duration::from_secs(5), seed: 0 }
+    }
+}
+
+impl Tuning {
+    /// Returns the tuning with another value of `mss`.
+    #[must_use]
+    pub const fn with_mss(mut self, mss: usize) -> Self {
+        self.mss = mss;
+        self
+    }
+
+    /// Returns the tuning with another value of `requests`.
+    #[must_use]
+    pub const fn with_requests(mut self, requests: usize) -> Self {
+        self.requests = requests;
+        self
+    }
+
+    /// Returns the tuning with another value of `page_lists`.
+    #[must_use]
+    pub const fn with_page_lists(mut self, page_lists: usize) -> Self {
+        self.page_lists = page_lists;
+        self
+    }
+
+    /// Returns the tuning with another value of `receive_wait`.
+    #[must_use]
+    pub const fn with_receive_wait(mut self, receive_wait: Duration) -> Self {
+        self.receive_wait = receive_wait;
+        self
+    }
+
+    /// Returns the tuning with another value of `seed`.
+    #[must_use]
+    pub const fn with_seed(mut self, seed: u32) -> Self {
+        self.seed = seed;
+        self
     }
 }
 

@@ -59,7 +59,7 @@ fn a_send_arrives_with_its_flags() {
 #[test]
 fn segments_follow_the_mss_and_messages_their_numbers() {
     for mss in [0, 136, 137, 1448, 8948, 70_000] {
-        let tuning = Tuning { mss, ..Tuning::default() };
+        let tuning = Tuning::default().with_mss(mss);
         let mut pair = Pair::with(negotiated(Role::Initiator), tuning, 100_000);
         let [a, _] = &mut pair.0;
         a.post(send(1, vec![sge(0, 90_000)]));
@@ -128,7 +128,7 @@ fn a_read_is_scattered_to_all_its_sges() {
 #[test]
 fn reads_beyond_the_ord_wait_and_128_may_be_outstanding() {
     let properties = Negotiated { ird: 128, ord: 128, ..negotiated(Role::Initiator) };
-    let tuning = Tuning { requests: 200, ..Tuning::default() };
+    let tuning = Tuning::default().with_requests(200);
     let mut pair = Pair::with(properties, tuning, 1 << 20);
     let [a, b] = &mut pair.0;
     for (at, byte) in b.host.memory.iter_mut().enumerate() {
@@ -149,7 +149,7 @@ fn reads_beyond_the_ord_wait_and_128_may_be_outstanding() {
 
 #[test]
 fn a_read_names_no_memory_of_its_own_as_the_sink() {
-    let mut pair = Pair::with(negotiated(Role::Initiator), Tuning { seed: u32::MAX, ..Tuning::default() }, 64);
+    let mut pair = Pair::with(negotiated(Role::Initiator), Tuning::default().with_seed(u32::MAX), 64);
     let [a, _] = &mut pair.0;
     a.post(read(1, 0, vec![sge(0, 8)]));
     a.post(read(2, 0, vec![sge(8, 8)]));

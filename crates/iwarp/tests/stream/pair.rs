@@ -114,7 +114,7 @@ impl Pair {
         let Negotiated { ird, ord, .. } = properties;
         let initiator = Negotiated { role: Role::Initiator, ..properties };
         let responder = Negotiated { role: Role::Responder, ird: ord, ord: ird, ..properties };
-        Self([End::new(initiator, tuning, memory), End::new(responder, Tuning { seed: 77, ..tuning }, memory)])
+        Self([End::new(initiator, tuning, memory), End::new(responder, tuning.with_seed(77), memory)])
     }
 
     /// A pair whose responder may send, because the ready-to-receive message has arrived.

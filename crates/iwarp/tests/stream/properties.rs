@@ -198,7 +198,7 @@ proptest! {
     ) {
         let mut random = Random(seed);
         let properties = Negotiated { role: Role::Initiator, crc, ird: reads[0], ord: reads[1], rtr };
-        let tuning = Tuning { mss, requests, seed: u32::try_from(seed >> 32).unwrap(), ..Tuning::default() };
+        let tuning = Tuning::default().with_mss(mss).with_requests(requests).with_seed(u32::try_from(seed >> 32).unwrap());
         let mut pair = Pair::with(properties, tuning, 3 * AREA);
         for end in &mut pair.0 {
             random.fill(&mut end.host.memory[SOURCE..SOURCE + AREA]);

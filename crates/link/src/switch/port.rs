@@ -182,6 +182,10 @@ impl Link for SwitchPort {
             && self.shared.uplink.as_ref().is_some_and(|uplink| uplink.unsent())
     }
 
+    fn line(&self) -> Option<usize> {
+        Some(Arc::as_ptr(&self.shared).addr())
+    }
+
     fn readiness(&self) -> Readiness {
         let event = Some(self.mailbox.event());
         let ports = self.shared.ports.read();

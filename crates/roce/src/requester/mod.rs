@@ -63,6 +63,7 @@ const STARVED: u32 = 2;
 
 /// Network parameters of a requester. Only `negotiate` depends on the consent of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Tuning {
     /// PSNs that may be in flight. Against a software responder, keep it below the capacity of its socket buffer.
     pub window: u32,
@@ -82,6 +83,50 @@ pub struct Tuning {
 impl Default for Tuning {
     fn default() -> Self {
         Self { window: 256, read_chunk: 64, requests: 128, page_lists: 8, negotiate: false, multipath: false }
+    }
+}
+
+impl Tuning {
+    /// Returns the tuning with another value of `window`.
+    #[must_use]
+    pub const fn with_window(mut self, window: u32) -> Self {
+        self.window = window;
+        self
+    }
+
+    /// Returns the tuning with another value of `read_chunk`.
+    #[must_use]
+    pub const fn with_read_chunk(mut self, read_chunk: u32) -> Self {
+        self.read_chunk = read_chunk;
+        self
+    }
+
+    /// Returns the tuning with another value of `requests`.
+    #[must_use]
+    pub const fn with_requests(mut self, requests: usize) -> Self {
+        self.requests = requests;
+        self
+    }
+
+    /// Returns the tuning with another value of `page_lists`.
+    #[must_use]
+    pub const fn with_page_lists(mut self, page_lists: usize) -> Self {
+        self.page_lists = page_lists;
+        self
+    }
+
+    /// Returns the tuning with another value of `negotiate`.
+    #[must_use]
+    pub const fn with_negotiate(mut self, negotiate: bool) -> Self {
+        self.negotiate = negotiate;
+        self
+    }
+
+    /// Returns the tuning with another value of `multipath`.
+    #[must_use]
+    pub const fn with_multipath(mut self, multipath: bool) -> Self {
+        self.multipath = multipath;
+        self
     }
 }
 

@@ -125,7 +125,7 @@ enum Kind {
 fn setup() -> Setup {
     let base = Setup::default();
     let attrs = QpAttrs { path_mtu: Mtu::M256, max_rd_atomic: 16, max_dest_rd_atomic: 16, ..base.attrs };
-    Setup { attrs, tuning: Tuning { negotiate: true, ..base.tuning }, ..base }
+    Setup { attrs, tuning: base.tuning.with_negotiate(true), ..base }
 }
 
 fn request(kind: Kind, wr_id: u64) -> SendWr {

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use pvrdma_roce::{Congestion, MEGABIT, Tuning};
+use pvrdma_roce::{Congestion, MEGABIT};
 use pvrdma_verbs_types::{Mtu, QpAttrs, RemoteAddress, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 use super::fabric::{Fabric, Line, Seen};
@@ -53,7 +53,7 @@ struct Senders {
 fn shares(senders: Senders, seed: u64) -> Shares {
     let base = Setup::default();
     let setup = Setup {
-        tuning: Tuning { negotiate: true, ..base.tuning },
+        tuning: base.tuning.with_negotiate(true),
         ecn: true,
         attrs: QpAttrs { path_mtu: Mtu::M1024, ..base.attrs },
         ..base

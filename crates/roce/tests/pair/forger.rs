@@ -97,7 +97,7 @@ fn setup(negotiate: bool) -> Setup {
         max_dest_rd_atomic: RESOURCES,
         ..base.attrs
     };
-    Setup { attrs, tuning: Tuning { negotiate, multipath: true, ..Tuning::default() }, ..base }
+    Setup { attrs, tuning: Tuning::default().with_negotiate(negotiate).with_multipath(true), ..base }
 }
 
 impl Play {

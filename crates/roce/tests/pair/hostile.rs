@@ -157,7 +157,7 @@ fn a_flood_of_repeated_requests_is_bounded() {
 fn a_flood_of_duplicates_behind_a_gap_is_bounded() {
     let now = Duration::from_secs(1);
     let base = Setup::default();
-    let setup = Setup { tuning: pvrdma_roce::Tuning { negotiate: true, ..base.tuning }, ..base };
+    let setup = Setup { tuning: base.tuning.with_negotiate(true), ..base };
     let (mut peer, mut end) = (End::new(&setup, 2, 1), End::new(&setup, 1, 2));
     end.keeps = true;
     for wr_id in 0..40 {
@@ -209,7 +209,7 @@ fn a_wait_for_a_receive_does_not_end_in_silence() {
 fn a_forged_ack_lets_nothing_new_out() {
     let mut now = Duration::from_secs(1);
     let base = Setup::default();
-    let setup = Setup { tuning: pvrdma_roce::Tuning { negotiate: true, ..base.tuning }, ..base };
+    let setup = Setup { tuning: base.tuning.with_negotiate(true), ..base };
     let (mut peer, mut end) = (End::new(&setup, 2, 1), End::new(&setup, 1, 2));
     peer.keeps = true;
     for wr_id in 0..100 {

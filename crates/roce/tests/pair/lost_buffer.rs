@@ -30,7 +30,7 @@ fn read(wr_id: u64, packets: u32) -> SendWr {
 /// retries.
 fn agreed(retry_cnt: u8, seed: u64) -> Pair {
     let base = Setup::default();
-    let tuning = pvrdma_roce::Tuning { negotiate: true, ..base.tuning };
+    let tuning = base.tuning.with_negotiate(true);
     let mut pair = Pair::new(&Setup { tuning, attrs: QpAttrs { retry_cnt, ..base.attrs }, ..base }, seed);
     pair.ends[1].keeps = true;
     pair.ends[0].post(write(0, 1));

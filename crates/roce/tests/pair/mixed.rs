@@ -206,14 +206,12 @@ pub(crate) fn setup(random: &mut Random) -> Setup {
             timeout: 8,
             ..base.attrs
         },
-        tuning: Tuning {
-            window: u32::try_from(2 + random.below(60)).unwrap(),
-            read_chunk: u32::try_from(1 + random.below(20)).unwrap(),
-            requests: usize::try_from(1 + random.below(20)).unwrap(),
-            page_lists: 8,
-            negotiate: random.chance(500),
-            multipath: true,
-        },
+        tuning: Tuning::default()
+            .with_window(u32::try_from(2 + random.below(60)).unwrap())
+            .with_read_chunk(u32::try_from(1 + random.below(20)).unwrap())
+            .with_requests(usize::try_from(1 + random.below(20)).unwrap())
+            .with_negotiate(random.chance(500))
+            .with_multipath(true),
         kind: if random.chance(300) { GidType::RoceV1 } else { GidType::RoceV2 },
         ipv4: random.chance(500),
         vlan: random.chance(300).then_some(42),

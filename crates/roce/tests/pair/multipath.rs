@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use pvrdma_roce::{Congestion, Tuning, wire::Packet};
+use pvrdma_roce::{Congestion, wire::Packet};
 use pvrdma_verbs_types::{GidType, Mtu, Psn, QpAttrs, RemoteAddress, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 use super::fabric::{Fabric, Line, Station};
@@ -52,7 +52,7 @@ fn setup(flows: &Flows) -> Setup {
     // PSN gives other paths.
     let psn = Psn::new(u32::try_from(flows.seed * 7919 % (1 << 24)).unwrap());
     Setup {
-        tuning: Tuning { negotiate: true, multipath: flows.multipath, ..base.tuning },
+        tuning: base.tuning.with_negotiate(true).with_multipath(flows.multipath),
         ecn: flows.marks,
         attrs: QpAttrs {
             path_mtu: Mtu::M4096,
@@ -254,7 +254,7 @@ fn a_slow_line_is_left() {
 /// they agree.
 fn frames(multipath: bool, offers: bool, kind: GidType, seed: u64) -> [Vec<Vec<u8>>; 2] {
     let base = Setup::default();
-    let tuning = Tuning { negotiate: offers, multipath, ..base.tuning };
+    let tuning = base.tuning.with_negotiate(offers).with_multipath(multipath);
     let mut pair = Pair::new(&Setup { tuning, kind, ..base }, seed);
     pair.keep_frames = true;
     pair.ends.iter_mut().for_each(|end| end.keeps = true);

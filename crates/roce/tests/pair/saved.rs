@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use pvrdma_roce::Tuning;
 use pvrdma_saved_state::Message;
 use pvrdma_verbs_types::{
     QpAttrs, RemoteAddress, SendFlags, SendOp, SendWr, Sge,
@@ -45,7 +44,7 @@ fn script() -> Vec<SendWr> {
 fn pair(negotiate: bool, faults: Faults, seed: u64) -> Pair {
     let base = Setup::default();
     let attrs = QpAttrs { retry_cnt: 7, ..base.attrs };
-    let mut pair = Pair::new(&Setup { tuning: Tuning { negotiate, ..base.tuning }, attrs, ..base }, seed);
+    let mut pair = Pair::new(&Setup { tuning: base.tuning.with_negotiate(negotiate), attrs, ..base }, seed);
     pair.faults = faults;
     for end in &mut pair.ends {
         end.keeps = true;

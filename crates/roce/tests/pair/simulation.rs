@@ -152,7 +152,7 @@ fn shares(flows: usize, line: Line, congestion: Option<Congestion>, joins: Durat
 fn shares_with(flows: usize, line: Line, congestion: Option<Congestion>, joins: Duration, lost: u64) -> Shares {
     let base = Setup::default();
     let setup = Setup {
-        tuning: pvrdma_roce::Tuning { negotiate: true, ..base.tuning },
+        tuning: base.tuning.with_negotiate(true),
         ecn: congestion.is_some(),
         attrs: QpAttrs { path_mtu: Mtu::M4096, ..base.attrs },
         ..base

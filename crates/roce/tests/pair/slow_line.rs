@@ -47,7 +47,7 @@ fn line(rate: u64, delay: Duration) -> Line {
 fn setup(negotiate: bool) -> Setup {
     let base = Setup::default();
     Setup {
-        tuning: pvrdma_roce::Tuning { negotiate, ..base.tuning },
+        tuning: base.tuning.with_negotiate(negotiate),
         attrs: QpAttrs { path_mtu: Mtu::M4096, max_rd_atomic: 16, max_dest_rd_atomic: 16, ..base.attrs },
         ..base
     }

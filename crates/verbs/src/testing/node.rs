@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use pvrdma_base::{DeviceLog, Random};
+use pvrdma_base::Random;
 use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, MemoryBudget, PinPolicy};
 use pvrdma_packet::MacAddr;
 use pvrdma_pages::{PAGE_SIZE, PageList, PageListBuilder};
@@ -15,10 +15,9 @@ use pvrdma_verbs_types::{
 
 use super::queues::Consumer;
 use super::{ALL, Completions, Events, Ring, SEND, shared_memory};
+use crate::context::DeviceContext;
 use crate::error::VerbsError;
-use crate::hca::{
-    Backend, DeviceContext, Hca, MemoryRegion, MrRequest, QpInit, QueuePair, SharedReceiveQueue, SrqInit, Station,
-};
+use crate::hca::{Backend, Hca, MemoryRegion, MrRequest, QpInit, QueuePair, SharedReceiveQueue, SrqInit, Station};
 use crate::queue::{CompletionSink, EventSink, RecvSource};
 use crate::rules::{AddressRule, Rules};
 use crate::save::SaveHca;
@@ -113,7 +112,7 @@ impl<H: Hca> Node<H> {
         buffers: Range<u64>,
         limit: u64,
     ) -> Self {
-        let rules = Rules { addresses: AddressRule::ANY, ..Rules::default() };
+        let rules = Rules::default().with_addresses(AddressRule::ANY);
         let node = Self::attach(backend, number, memory, buffers, rules, limit);
         node.hca.bind_gid(0, gid(number), GidType::RoceV2).unwrap();
         node
@@ -129,20 +128,11 @@ impl<H: Hca> Node<H> {
     ) -> Self {
         let budget = MemoryBudget::new(limit);
         let events = Arc::new(Events::default());
-        let hca = backend
-            .station(mac(number))
-            .unwrap()
-            .attach(DeviceContext {
-                name: format!("node{number}"),
-                roce: GidType::RoceV2,
-                memory: Arc::clone(&memory),
-                events: Arc::clone(&events) as Arc<dyn EventSink>,
-                log: DeviceLog::new(format!("node{number}")),
-                random: Random::Seed(number.into()),
-                rules,
-                budget: Arc::clone(&budget),
-            })
-            .unwrap();
+        let sink: Arc<dyn EventSink> = Arc::clone(&events) as _;
+        let context = DeviceContext::new(format!("node{number}"), Arc::clone(&memory), sink, Arc::clone(&budget))
+            .with_random(Random::Seed(number.into()))
+            .with_rules(rules);
+        let hca = backend.station(mac(number)).unwrap().attach(context).unwrap();
         let pd = hca.create_pd().unwrap();
         let (next_page, next_qpn) = (AtomicU64::new(buffers.start), AtomicU32::new(0x100));
         Self { number, pd, hca, memory, events, budget, drive: None, next_page, buffers_end: buffers.end, next_qpn }

@@ -10,8 +10,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vfio_bindings::bindings::vfio::{VFIO_DEVICE_FEATURE_MIG_DEVICE_STATE, VFIO_DEVICE_FEATURE_SET};
 
 use super::*;
-use crate::endpoint::REPLY_DEADLINE;
-use crate::files::FileRules;
 use crate::keeper::client::Keeper;
 use crate::keeper::notes::Key;
 use crate::keeper::process::serve_one;
@@ -83,19 +81,9 @@ impl Migratable for Function {
 fn endpoint() -> (Endpoint, Receiver<bool>) {
     let (reports, received) = channel();
     let report = move |connected| reports.send(connected).unwrap();
-    let endpoint = Endpoint {
-        name: "device".to_owned(),
-        function: Arc::<Function>::default(),
-        memory: DmaSpace::new(PinPolicy::Off),
-        files: FileRules::default(),
-        irqs: Arc::default(),
-        keeper: None,
-        stats: Arc::new(ConnectionStats::with_observer(report)),
-        migration: None,
-        mappable: None,
-        intx: false,
-        reply_deadline: REPLY_DEADLINE,
-    };
+    let (function, memory) = (Arc::<Function>::default(), DmaSpace::new(PinPolicy::Off));
+    let endpoint = Endpoint::new("device", function, memory, Arc::default())
+        .with_stats(Arc::new(ConnectionStats::with_observer(report)));
     (endpoint, received)
 }
 

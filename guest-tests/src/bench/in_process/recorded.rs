@@ -119,7 +119,7 @@ impl Receivers {
         let (ours, theirs) = memory::pair(10_000)?;
         let tape = Arc::new(Tape::new(theirs, load.window)?);
         let switch = Switch::new(Some(Arc::clone(&tape) as _), MTU)?;
-        let config = RxeConfig::default().with_port_threads(load.port_threads).with_one_uplink(true);
+        let config = RxeConfig::default().with_port_threads(load.port_threads);
         let backend = Rxe::new(config)?;
         let each = load.of_a_device();
         let station = |index| {

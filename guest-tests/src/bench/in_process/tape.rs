@@ -200,6 +200,11 @@ impl Link for Tape {
         frames.len() - from
     }
 
+    /// All devices have the tape itself as their link.
+    fn line(&self) -> Option<usize> {
+        Some(std::ptr::from_ref(self).addr())
+    }
+
     fn readiness(&self) -> Readiness {
         if self.acks.get().is_some() {
             return Readiness { readable: Some(self.more.descriptor()), ..Readiness::default() };

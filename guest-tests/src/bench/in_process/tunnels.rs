@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use pvrdma_dev::testing::SendWr;
 use pvrdma_ether_link::{
     tls::{TlsConfig, TlsFiles, TlsLink, TlsRole},
-    vxlan::{Vni, VxlanConfig, VxlanLink},
+    vxlan::{VxlanConfig, VxlanLink},
 };
 use pvrdma_link::{Link, MonotonicClock};
 use pvrdma_rxe::{Rxe, RxeConfig};
@@ -83,7 +83,7 @@ fn vxlan() -> Result<[Arc<dyn Link>; 2]> {
     let port = UdpSocket::bind((hosts[0], 0))?.local_addr()?.port();
     let end = |local: Ipv4Addr, remote: Ipv4Addr| -> Result<Arc<dyn Link>> {
         let [local, remote] = [local, remote].map(|host| SocketAddr::new(IpAddr::V4(host), port));
-        let config = VxlanConfig { local, remotes: vec![remote], vni: Vni::default(), open: false };
+        let config = VxlanConfig::new(local).with_remotes(vec![remote]);
         Ok(Arc::new(VxlanLink::bind(&config, Arc::new(MonotonicClock::default()))?))
     };
     Ok([end(hosts[0], hosts[1])?, end(hosts[1], hosts[0])?])
@@ -108,7 +108,7 @@ fn tls(folder: &Path) -> Result<[Arc<dyn Link>; 2]> {
     };
     let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
     let end = |role| -> Result<Arc<dyn Link>> {
-        Ok(Arc::new(TlsLink::open(&TlsConfig { role, address, peer: None, files: files.clone() })?))
+        Ok(Arc::new(TlsLink::open(&TlsConfig::new(role, address).with_files(files.clone()))?))
     };
     Ok([end(TlsRole::Listen)?, end(TlsRole::Connect)?])
 }

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::plan::uplink_watch::UplinkState;
+use super::runs::Runs;
 use super::*;
 use crate::config::{ConfigSpec, SandboxMode};
 use crate::protocol::frame::{encode, send};
@@ -189,8 +190,8 @@ fn a_flood_of_requests_is_taken_in_turns() {
 }
 
 /// The gate at which the worker of a hand-over waits. `pid`: the process with the tests.
-fn gate(pid: u32) -> SocketAddr {
-    SocketAddr::from_abstract_name(format!("pvrdmad-test-gate-{pid}")).unwrap()
+fn gate(pid: u32, network: &str) -> SocketAddr {
+    SocketAddr::from_abstract_name(format!("pvrdmad-test-gate-{pid}-{network}")).unwrap()
 }
 
 /// Regression: a worker that kept its devices, and one that had been prepared to take them, did not learn of it.
@@ -200,7 +201,7 @@ fn a_change_of_the_carrier_during_a_hand_over_reaches_the_worker() {
     let supervisor = supervisor.unwrap();
     let networks = supervisor.all();
     let network = networks.iter().find(|network| network.name() == "stays").unwrap();
-    let gate = UnixListener::bind_addr(&gate(std::process::id())).unwrap();
+    let gate = UnixListener::bind_addr(&gate(std::process::id(), "stays")).unwrap();
     std::thread::scope(|scope| {
         let upgraded = scope.spawn(|| network.hand_over());
         let (waiting, _) = gate.accept().unwrap();
@@ -213,6 +214,24 @@ fn a_change_of_the_carrier_during_a_hand_over_reaches_the_worker() {
     while !supervisor.status(false).devices.iter().any(|device| device.socket == "Down") {
         assert!(start.elapsed() < PATIENCE);
     }
+}
+
+/// Regression: the worker that served afterwards never learnt of such a change.
+#[test]
+fn a_change_waits_for_a_hand_over_that_takes_too_long() {
+    let (_folder, supervisor) = start("stays-long");
+    let supervisor = supervisor.unwrap();
+    let networks = supervisor.all();
+    let network = networks.iter().find(|network| network.name() == "stays-long").unwrap();
+    let gate = UnixListener::bind_addr(&gate(std::process::id(), "stays-long")).unwrap();
+    let Runs::Process(process) = &*network.runs else { panic!("no process") };
+    assert!(process.hand_over(Instant::now()).unwrap_err().contains("goes on"));
+    let (waiting, _) = gate.accept().unwrap();
+    let refused = network.turn(Instant::now()).err().unwrap();
+    assert_eq!(refused, "network stays-long: a hand-over has not come to its end");
+    drop(waiting);
+    network.link("vm2", LinkState::Down).unwrap();
+    assert_eq!(supervisor.status(false).devices.last().unwrap().socket, "Down");
 }
 
 /// Only requests that match the configuration are performed: this network has no links and no addresses.
@@ -249,12 +268,16 @@ fn fake_worker() {
             },
             Request::Serve { .. } | Request::RemoveDevice { .. } => say(&stream, id, &json!({"done": {}})),
             Request::CheckHandOver { .. } => {
-                let mut gate = UnixStream::connect_addr(&gate(std::os::unix::process::parent_id())).unwrap();
+                let mut gate = UnixStream::connect_addr(&gate(std::os::unix::process::parent_id(), &lie)).unwrap();
                 let _ = gate.read(&mut [0]);
                 say(&stream, id, &json!({"obstacles": ["it stays"]}));
             }
             Request::Carrier { carrier: now } => {
                 carrier = format!("{:?}", now.state);
+                say(&stream, id, &json!({"done": {}}));
+            }
+            Request::Link { state, .. } => {
+                carrier = format!("{state:?}");
                 say(&stream, id, &json!({"done": {}}));
             }
             Request::Status { .. } => status(&stream, upcalls.as_ref().unwrap(), (&lie, &carrier), id),

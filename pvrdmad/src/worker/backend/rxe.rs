@@ -40,8 +40,7 @@ impl Software {
             .with_workers(workers)
             .with_vlan(vlan)
             .with_local(local)
-            .with_port_threads(port_threads)
-            .with_one_uplink(true);
+            .with_port_threads(port_threads);
         let rxe = Rxe::new(config).context("backend rxe")?;
         Ok(Self { rxe, failures: Arc::clone(failures), host: Arc::clone(host) })
     }

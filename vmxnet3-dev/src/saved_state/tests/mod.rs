@@ -9,6 +9,7 @@ mod kept;
 mod mutate;
 mod pause;
 mod script;
+mod value;
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::Migratable;
 use pvrdma_saved_state::{Reader, Record, Writer, vmxnet3 as saved};
 
-use super::MAX_STATE;
+use super::stream::MAX_STATE;
 use crate::testing::frames::GUEST_MAC;
 use crate::testing::{Guest, Memory, RecordingPort};
 use crate::{FramePort, Vmxnet3Config, Vmxnet3Device};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::{Mutex, RwLock};
-use pvrdma_pci_function::{Migratable, PciFunction};
+use pvrdma_base::locks::{Mutex, RwLock};
+use pvrdma_pci_function::PciFunction;
 
 use super::{another, config, save};
 use crate::testing::frames::{Flow, GUEST_MAC, PEER_MAC, ethernet, pattern};

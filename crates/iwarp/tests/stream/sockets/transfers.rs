@@ -98,7 +98,7 @@ fn setting() -> impl Strategy<Value = Setting> {
             crc,
             // Revision 1 negotiates no numbers of READs: the ends must know those of each other.
             reads: if revision_1 { [reads[0]; 2] } else { reads },
-            tuning: Tuning { mss, requests, ..Tuning::default() },
+            tuning: Tuning::default().with_mss(mss).with_requests(requests),
             buffer,
             revision_1,
         },
@@ -108,7 +108,7 @@ fn setting() -> impl Strategy<Value = Setting> {
 fn check_transfers(steps: &[Vec<Step>; 2], seed: u64, setting: Setting) -> Result<(), TestCaseError> {
     let mut random = Random(seed);
     let limits = |end: usize| Limits { ird: setting.reads[end], ord: setting.reads[end], crc: setting.crc[end] };
-    let tuning = Tuning { seed: u32::try_from(seed >> 32).unwrap(), ..setting.tuning };
+    let tuning = setting.tuning.with_seed(u32::try_from(seed >> 32).unwrap());
     let mut initiator = Connection::initiate(START, limits(0), tuning, b"").unwrap();
     if setting.revision_1 {
         initiator.peer_closed(&mut crate::host::Host::new(0));

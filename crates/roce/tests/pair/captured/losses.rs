@@ -104,11 +104,8 @@ fn our_requester_takes_every_answer() {
         let (mut attrs, path) = receiver_of(answer, own, Mtu::M256, 0);
         attrs.sq_psn = both[0].header.bth.psn;
         let mut host = Host::new();
-        let mut requester = Requester::new(
-            &attrs,
-            path,
-            Tuning { window: 4096, read_chunk: 2048, requests: 1000, ..Tuning::default() },
-        );
+        let mut requester =
+            Requester::new(&attrs, path, Tuning::default().with_window(4096).with_read_chunk(2048).with_requests(1000));
         let works = works(&first_attempts(&both, Mtu::M256), &mut host);
         let count = works.len();
         let expected: Vec<_> = works.iter().map(|work| (work.wr_id, WcStatus::Success)).collect();

@@ -77,7 +77,7 @@ fn our_requester_asks_as_captured() {
             assert_eq!(answer.header.bth.destination, peer);
             attrs.sq_psn = both[0].header.bth.psn;
             let mut host = Host::new();
-            let tuning = Tuning { window: 4096, read_chunk: 2048, requests: 1000, ..Tuning::default() };
+            let tuning = Tuning::default().with_window(4096).with_read_chunk(2048).with_requests(1000);
             let mut requester = Requester::new(&attrs, path, tuning);
             let works = works(&both, &mut host);
             let reads = works.iter().filter(|work| matches!(work.op, SendOp::Read { .. })).map(|work| work.sges[0]);

@@ -259,7 +259,7 @@ impl Peer {
         let (memory, irqs) = (GuestMemory::new(bytes + (32 << 20) + options.qps * 2 * ring), Irqs::new());
         let reserved = memory.alloc(bytes.div_ceil(4096), Placement::Contiguous);
         // A probe for the address on the uplink would take the first second of the measurement.
-        let rules = Rules { addresses: AddressRule::ANY, ..Rules::default() };
+        let rules = Rules::default().with_addresses(AddressRule::ANY);
         let config = DeviceConfig::new("wire").with_rules(rules);
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &station)?;
         let driver = Driver::probe(device, &memory, &irqs)?;

@@ -1,6 +1,6 @@
 //! Numbers of removed fields and kinds, which are never used again, and the test that reads the list.
 
-use crate::kinds::{MODULES, kind_name};
+use super::kinds::{MODULES, kind_name};
 
 /// Removed fields: module and name of the message, and their numbers.
 const FIELDS: &[(&str, &[u32])] = &[];
@@ -11,12 +11,12 @@ const KINDS: &[u16] = &[];
 /// The sources of the messages.
 const SOURCES: [(&str, &str); 7] = [
     ("header", include_str!("header.rs")),
-    ("pages", include_str!("pages.rs")),
-    ("pvrdma", include_str!("pvrdma.rs")),
-    ("roce", include_str!("roce.rs")),
-    ("rxe", include_str!("rxe.rs")),
-    ("vmxnet3", include_str!("vmxnet3.rs")),
-    ("work", include_str!("work.rs")),
+    ("pages", include_str!("../pages.rs")),
+    ("pvrdma", include_str!("../pvrdma.rs")),
+    ("roce", include_str!("../roce.rs")),
+    ("rxe", include_str!("../rxe.rs")),
+    ("vmxnet3", include_str!("../vmxnet3.rs")),
+    ("work", include_str!("../work.rs")),
 ];
 
 /// Returns the fields of a source: `module::Message` and number.

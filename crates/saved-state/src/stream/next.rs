@@ -1,7 +1,7 @@
 //! The next release of the format, as this one sees it: with a field more, a field less, another kind of record, and a
 //! feature that a reader must know. Both directions are read.
 
-use crate::reader::Reader;
+use super::reader::Reader;
 use crate::{DeviceKind, Header, LoadError, Record, Writer, pvrdma};
 
 /// The next release adds a field to the protection domain, and has removed its owner.

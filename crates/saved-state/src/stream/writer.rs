@@ -5,7 +5,7 @@ use std::io::Write;
 
 use prost::Message;
 
-use crate::record::{END, EndMessage, FRAME, MAGIC};
+use super::record::{END, EndMessage, FRAME, MAGIC};
 use crate::{Header, MAX_RECORD, Record, SaveError};
 
 /// Writes a saved state, record by record.

@@ -5,9 +5,9 @@ use std::io::Read;
 
 use prost::Message;
 
-use crate::header::HeaderMessage;
-use crate::kinds::is_known;
-use crate::record::{END, EndMessage, FRAME, MAGIC};
+use crate::stream::header::HeaderMessage;
+use crate::stream::kinds::is_known;
+use crate::stream::record::{END, EndMessage, FRAME, MAGIC};
 use crate::{FEATURES, Header, LoadError, MAX_RECORD, Record};
 
 /// Reads a saved state, record by record.

@@ -67,8 +67,8 @@ static QP_REQUESTER: Shape = Shape { name: "rxe::Requester", fields: &[(2, One(&
 static QP_RESPONDER: Shape = Shape { name: "rxe::Responder", fields: &[(2, One(&RECV)), (6, One(&WIRE_RESPONDER))] };
 static QUEUE_PAIR: Shape =
     Shape { name: "rxe::QueuePair", fields: &[(5, One(&QP_REQUESTER)), (6, One(&QP_RESPONDER))] };
-static REGION_TABLE: Shape = Shape {
-    name: "rxe::RegionTable",
+static ADAPTER_TABLES: Shape = Shape {
+    name: "rxe::AdapterTables",
     fields: &[(3, Numbers(size_of::<u32>())), (4, Numbers(size_of::<u32>())), (5, Numbers(size_of::<u32>()))],
 };
 static FILLED: Shape = Shape { name: "rxe::Filled", fields: &[(4, One(&PAGES))] };
@@ -79,8 +79,8 @@ impl Part for rxe::QueuePair {
     const SHAPE: &'static Shape = &QUEUE_PAIR;
 }
 
-impl Part for rxe::RegionTable {
-    const SHAPE: &'static Shape = &REGION_TABLE;
+impl Part for rxe::AdapterTables {
+    const SHAPE: &'static Shape = &ADAPTER_TABLES;
 }
 
 impl Part for rxe::Region {
@@ -166,10 +166,10 @@ mod tests {
 
     /// Sources of the messages that parts consist of.
     const SOURCES: [(&str, &str); 4] = [
-        ("pages", include_str!("pages.rs")),
-        ("roce", include_str!("roce.rs")),
-        ("rxe", include_str!("rxe.rs")),
-        ("work", include_str!("work.rs")),
+        ("pages", include_str!("../pages.rs")),
+        ("roce", include_str!("../roce.rs")),
+        ("rxe", include_str!("../rxe.rs")),
+        ("work", include_str!("../work.rs")),
     ];
 
     fn listed(shape: &'static Shape, to: &mut BTreeSet<(String, u64)>) {
@@ -199,7 +199,7 @@ mod tests {
             }
         }
         for shape in
-            [rxe::QueuePair::SHAPE, rxe::RegionTable::SHAPE, rxe::Region::SHAPE, rxe::SharedReceiveQueue::SHAPE]
+            [rxe::QueuePair::SHAPE, rxe::AdapterTables::SHAPE, rxe::Region::SHAPE, rxe::SharedReceiveQueue::SHAPE]
         {
             listed(shape, &mut weighed);
         }
@@ -228,8 +228,8 @@ mod tests {
         let work = Some(work::SendWr { operation: Some(operation), ..Default::default() });
         let registers = weigh(requests(roce::Request { work, ..Default::default() }));
         assert_eq!(registers - empty, 2000 * 100 * 12);
-        let table = rxe::RegionTable { keys: vec![0; 77], free: vec![0; 50], ..Default::default() };
-        assert_eq!(decoded_bytes::<rxe::RegionTable>(&table.encode_to_vec()), Some(77 + 400));
+        let table = rxe::AdapterTables { keys: vec![0; 77], free: vec![0; 50], ..Default::default() };
+        assert_eq!(decoded_bytes::<rxe::AdapterTables>(&table.encode_to_vec()), Some(77 + 400));
     }
 
     #[test]
