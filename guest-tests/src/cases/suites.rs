@@ -48,7 +48,7 @@ const LIBFABRIC: System = System {
 };
 const MPICH: System = System {
     name: "suites-mpich",
-    packages: &[COMPILERS, "libmpich-dev mpich perl"],
+    packages: &[COMPILERS, "libmpich-dev mpich perl python3"],
     build: include_str!("../../suites/build/mpich"),
 };
 const PYVERBS: System = System {
