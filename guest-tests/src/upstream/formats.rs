@@ -145,14 +145,14 @@ pub(crate) fn ubertest(text: &str) -> Outcomes {
     outcomes
 }
 
-/// Reads what `runfabtests.sh -vv` prints: for each test `- name: …`, `result: …`, `time: …`, and what its programs have
-/// printed unless it has passed.
+/// Reads what `runfabtests.sh -vv` prints: for each test `- name: …`, `timestamp: …`, `result: …`, `time: …`, and the
+/// output of its programs unless it has passed.
 pub(crate) fn fabtests(text: &str) -> Outcomes {
     let mut outcomes = Outcomes::new();
-    for block in text.split("\n- name:").skip(1) {
+    for block in text.split("- name:   ").skip(1) {
         let mut lines = block.lines();
         let name = lines.next().unwrap_or_default().trim().replace('"', "");
-        let result = lines.next().and_then(|line| line.trim().strip_prefix("result:")).unwrap_or_default().trim();
+        let result = lines.find_map(|line| line.trim().strip_prefix("result:")).unwrap_or_default().trim();
         let outcome = match result {
             "Pass" => Outcome::Passed,
             "Excluded" => Outcome::Skipped("excluded by the suite's list for the provider".to_owned()),

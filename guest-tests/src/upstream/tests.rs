@@ -112,6 +112,7 @@ fn fabtests_of_each_result() {
     let text = "\
 Provider verbs
 - name:   fi_msg -p \"verbs\"
+  timestamp: 20261130-043355+0000
   result: Pass
   time:   3
 - name:   fi_rdm -p \"verbs\"
