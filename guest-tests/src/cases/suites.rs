@@ -36,11 +36,8 @@ struct System {
     build: &'static str,
 }
 
-const ISCSI: System = System {
-    name: "suites-iscsi",
-    packages: &["libiscsi-bin tgt"],
-    build: include_str!("../../suites/build/iscsi"),
-};
+const ISCSI: System =
+    System { name: "suites-iscsi", packages: &["libiscsi-bin tgt"], build: include_str!("../../suites/build/iscsi") };
 const LIBFABRIC: System = System {
     name: "suites-libfabric",
     packages: &[COMPILERS, "autoconf automake libfabric-bin libfabric-dev libtool python3"],
