@@ -51,27 +51,7 @@ pub(super) fn of(suite: &str, case: &str) -> Option<(usize, &'static Reason)> {
 }
 
 /// All causes. The first that matches counts.
-pub(super) const REASONS: [Reason; 10] = [
-    Reason {
-        suite: "fabtests",
-        cases: &["fi_cq_test"],
-        of: Side::Suite,
-        why: "it opens as many completion queues as the device has, 16,384, which is more than the guest's memory",
-    },
-    Reason {
-        suite: "fabtests",
-        cases: &["fi_msg_sockets"],
-        of: Side::Suite,
-        why: "libfabric resolves an address from port 0 with an identifier that is bound to another port; `rdma_cm` \
-              refuses that",
-    },
-    Reason {
-        suite: "fabtests",
-        cases: &["fi_shared_ctx"],
-        of: Side::Suite,
-        why: "it posts receives before it has a buffer (address 0, key 0), so they end with a protection error, at which \
-              libfabric crashes",
-    },
+pub(super) const REASONS: [Reason; 7] = [
     Reason {
         suite: "iscsi",
         cases: &["ExtendedCopy.Simple"],
