@@ -15,64 +15,73 @@ use crate::lab::{LAB_FAILED, TIMED_OUT, VM_FAILED};
 use crate::upstream::formats::{self, Outcomes};
 use crate::upstream::{Record, Stored, write_json};
 
-/// Packages of the system in which the suites are built and run.
-const PACKAGES: [&str; 34] = [
-    "autoconf",
-    "automake",
-    "dpkg-dev",
-    "g++",
-    "gcc",
-    "hostname",
-    "ibverbs-providers",
-    "ibverbs-utils",
-    "iproute2",
-    "kmod",
-    "libc6-dev",
-    "libfabric-bin",
-    "libfabric-dev",
-    "libibverbs-dev",
-    "libiscsi-bin",
-    "libmpich-dev",
-    "libnl-3-dev",
-    "libnl-route-3-dev",
-    "libnuma-dev",
-    "librdmacm-dev",
-    "libtool",
-    "make",
-    "mpich",
-    "openssh-client",
-    "openssh-server",
-    "perl",
-    "pkg-config",
-    "procps",
-    "python3",
-    "python3-pyverbs",
-    "rdma-core",
-    "rdmacm-utils",
-    "tgt",
-    "ucx-utils",
-];
+/// Packages of all systems: those that the lab needs, and what the scripts use.
+const PACKAGES: &str = "hostname ibverbs-providers ibverbs-utils iproute2 kmod openssh-client openssh-server procps \
+    rdma-core rdmacm-utils";
 
-/// Downloads and builds the suites.
-const BUILD: &str = include_str!("../../suites/build");
+/// Packages with which suites are built.
+const COMPILERS: &str = "dpkg-dev g++ gcc libc6-dev make";
+
+/// Begins the build of each suite.
+const COMMON: &str = include_str!("../../suites/build/common");
+
+/// A system in which suites run.
+#[derive(Clone, Copy, Debug)]
+struct System {
+    /// Name of its directory.
+    name: &'static str,
+    /// Packages that it needs beside the common ones.
+    packages: &'static [&'static str],
+    /// Downloads and builds the suites.
+    build: &'static str,
+}
+
+const ISCSI: System =
+    System { name: "suites-iscsi", packages: &["libiscsi-bin tgt"], build: include_str!("../../suites/build/iscsi") };
+const LIBFABRIC: System = System {
+    name: "suites-libfabric",
+    packages: &[COMPILERS, "autoconf automake libfabric-bin libfabric-dev libtool python3"],
+    build: include_str!("../../suites/build/libfabric"),
+};
+const MPICH: System = System {
+    name: "suites-mpich",
+    packages: &[COMPILERS, "libmpich-dev mpich perl python3"],
+    build: include_str!("../../suites/build/mpich"),
+};
+const PYVERBS: System = System {
+    name: "suites-pyverbs",
+    packages: &[COMPILERS, "python3-pyverbs"],
+    build: include_str!("../../suites/build/pyverbs"),
+};
+const UCX: System = System {
+    name: "suites-ucx",
+    packages: &[
+        COMPILERS,
+        "autoconf automake libibverbs-dev libnl-3-dev libnl-route-3-dev libnuma-dev librdmacm-dev libtool pkg-config",
+    ],
+    build: include_str!("../../suites/build/ucx"),
+};
 
 /// A suite.
 #[derive(Clone, Copy, Debug)]
 struct Suite {
     /// Name of its script in `guest-tests/suites`.
     name: &'static str,
+    /// Where it runs.
+    system: System,
     /// Number of guests.
     guests: u8,
     /// Reads its output.
     read: fn(&str) -> Outcomes,
 }
 
-const SUITES: [Suite; 5] = [
-    Suite { name: "iscsi", guests: 2, read: formats::cunit },
-    Suite { name: "mpich", guests: 2, read: formats::tap },
-    Suite { name: "pyverbs", guests: 1, read: formats::unittest },
-    Suite { name: "ubertest", guests: 2, read: formats::ubertest },
-    Suite { name: "ucx", guests: 1, read: formats::gtest },
+const SUITES: [Suite; 6] = [
+    Suite { name: "fabtests", system: LIBFABRIC, guests: 2, read: formats::fabtests },
+    Suite { name: "iscsi", system: ISCSI, guests: 2, read: formats::cunit },
+    Suite { name: "mpich", system: MPICH, guests: 2, read: formats::tap },
+    Suite { name: "pyverbs", system: PYVERBS, guests: 1, read: formats::unittest },
+    Suite { name: "ubertest", system: LIBFABRIC, guests: 2, read: formats::ubertest },
+    Suite { name: "ucx", system: UCX, guests: 1, read: formats::gtest },
 ];
 
 /// The tests.
@@ -84,8 +93,15 @@ pub(crate) fn cases() -> Vec<Case> {
     SUITES.map(case).into()
 }
 
+impl System {
+    fn build(&self, image: &GuestImage) -> Result<HostRoot> {
+        let packages: Vec<_> = [PACKAGES].iter().chain(self.packages).flat_map(|names| names.split(' ')).collect();
+        HostRoot::build_with(image, self.name, &packages, &[COMMON, self.build].concat())
+    }
+}
+
 fn run(image: &GuestImage, suite: Suite) -> Result<String> {
-    let root = HostRoot::build_with(image, "suites", &PACKAGES, BUILD)?;
+    let root = suite.system.build(image)?;
     let project = workspace_manifest().context("the workspace this program was built from is gone")?;
     let logs = tempfile::tempdir().context("cannot create a directory")?;
     let text = output(image, suite, &root.path(""), &project.with_file_name("guest-tests/suites"), logs.path())?;

@@ -145,6 +145,28 @@ pub(crate) fn ubertest(text: &str) -> Outcomes {
     outcomes
 }
 
+/// Reads what `runfabtests.sh -vv` prints: for each test `- name: …`, `timestamp: …`, `result: …`, `time: …`, and the
+/// output of its programs unless it has passed.
+pub(crate) fn fabtests(text: &str) -> Outcomes {
+    let mut outcomes = Outcomes::new();
+    for block in text.split("- name:   ").skip(1) {
+        let mut lines = block.lines();
+        let name = lines.next().unwrap_or_default().trim().replace('"', "");
+        let result = lines.find_map(|line| line.trim().strip_prefix("result:")).unwrap_or_default().trim();
+        let outcome = match result {
+            "Pass" => Outcome::Passed,
+            "Excluded" => Outcome::Skipped("excluded by the suite's list for the provider".to_owned()),
+            "Notrun" => Outcome::Skipped("not supported by the provider".to_owned()),
+            _ => {
+                let said: Vec<_> = lines.filter_map(|line| line.strip_prefix("    ")).collect();
+                Outcome::Failed(reason(&said))
+            }
+        };
+        outcomes.insert(name, outcome);
+    }
+    outcomes
+}
+
 /// Reads the Test Anything Protocol: `ok N - name # SKIP reason`, with a message in comments after a failure.
 pub(crate) fn tap(text: &str) -> Outcomes {
     let mut outcomes = Outcomes::new();

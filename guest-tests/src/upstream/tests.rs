@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::formats::{Outcome, Outcomes, cunit, gtest, tap, ubertest, unittest};
+use super::formats::{Outcome, Outcomes, cunit, fabtests, gtest, tap, ubertest, unittest};
 use super::*;
 
 fn passed() -> Outcome {
@@ -105,6 +105,41 @@ Ending test 3 / 3, result: Bad
         ("verbs/all 003 verbs latency read--", failed("Bad: x: error")),
     ]);
     assert_eq!(ubertest(text), wanted);
+}
+
+#[test]
+fn fabtests_of_each_result() {
+    let text = "\
+Provider verbs
+- name:   fi_msg -p \"verbs\"
+  timestamp: 20261130-043355+0000
+  result: Pass
+  time:   3
+- name:   fi_rdm -p \"verbs\"
+  result: Excluded
+  time:   0
+- name:   fi_cm_data -p \"verbs\"
+  result: Notrun
+  time:   1
+  server_stdout: |
+    fi_getinfo: -61
+- name:   fi_cq_data -p \"verbs\"
+  result: Fail
+  time:   1
+  server_cmd: fi_cq_data
+  server_stdout: |
+    begun
+    fi_cq_readerr: Input/output error
+  client_stdout: |
+# ---
+";
+    let wanted = outcomes([
+        ("fi_msg -p verbs", passed()),
+        ("fi_rdm -p verbs", skipped("excluded by the suite's list for the provider")),
+        ("fi_cm_data -p verbs", skipped("not supported by the provider")),
+        ("fi_cq_data -p verbs", failed("fi_cq_readerr: Input/output error")),
+    ]);
+    assert_eq!(fabtests(text), wanted);
 }
 
 #[test]
