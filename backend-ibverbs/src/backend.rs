@@ -130,7 +130,7 @@ fn host_libraries(library: &Arc<Library>, config: &IbverbsConfig, transport: Tra
     log::info!("{}: the host's connection manager connects the guests", config.device);
     if transport == Transport::InfiniBand {
         // Log: once, at the start.
-        log::warn!("{}: guests on an InfiniBand port are untested: nobody has run them", config.device);
+        log::warn!("{}: guests on an InfiniBand port are untested: none has been run", config.device);
     }
     Ok(libraries)
 }

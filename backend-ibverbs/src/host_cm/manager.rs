@@ -12,7 +12,6 @@ use pvrdma_verbs_types::{Gid, Qpn, UdDestination};
 use super::end::{End, Stage};
 use super::listeners::Listeners;
 use super::messages::{self, REJ_PRIVATE};
-use super::{MAX_IN_PROGRESS, MAX_KEPT};
 use crate::adapter::Adapter;
 use crate::cm_paths::{CmPaths, PathAttributes};
 use crate::counters::bump;
@@ -20,6 +19,10 @@ use crate::datagram::Datagram;
 use crate::gid::Bound;
 use crate::rdmacm::{CmId, ConnectionData, EventChannel, HostEvent, HostEventKind, Libraries};
 
+/// Maximum number of connections of a device that are being established.
+pub(super) const MAX_IN_PROGRESS: usize = 64;
+/// Maximum number of connections that a device has, with those that have ended and still answer late messages.
+const MAX_KEPT: usize = 4096;
 /// Reason of a REJ: the guest's QP does not exist or has a connection (IBA 12.6.7.2, code 1).
 pub(super) const NO_QP: RejectReason = RejectReason(1);
 /// States of the host's QPs, as the library's numbers.

@@ -1,8 +1,8 @@
 //! Connections of guests that the host's connection manager makes (`cm=host`).
 //!
-//! A guest sees a RoCE adapter, so its `rdma_cm` exchanges management datagrams of InfiniBand over QP 1. These end here:
-//! `pvrdma-ib-cm` is the guest's peer, and `librdmacm` makes the connection on the host, whatever the adapter speaks. So
-//! the kernel's own connection manager stays loaded.
+//! A guest sees a RoCE adapter, so its `rdma_cm` exchanges management datagrams of InfiniBand over QP 1. They end here:
+//! `pvrdma-ib-cm` is the guest's peer, and `librdmacm` makes the connection on the host, whatever the adapter speaks.
+//! So the kernel's own connection manager stays loaded.
 //!
 //! ```text
 //! guest                          thread of the device                                 host
@@ -32,8 +32,3 @@ mod thread;
 mod tests;
 
 pub(crate) use thread::HostCm;
-
-/// Maximum number of connections of a device that are being established.
-const MAX_IN_PROGRESS: usize = 64;
-/// Maximum number of connections that a device has, with those that have ended and still answer late messages.
-const MAX_KEPT: usize = 4096;

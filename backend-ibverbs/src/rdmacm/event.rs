@@ -1,7 +1,13 @@
 //! Events of the host's connection manager.
+#![expect(unsafe_code, reason = "calls librdmacm")]
 
 use std::ffi::c_int;
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
+use super::channel::EventChannel;
+use super::connection_data::ConnectionData;
 use super::id::CmId;
 use crate::sys::rdmacm as sys;
 
@@ -30,21 +36,6 @@ pub(crate) enum HostEventKind {
     Other,
 }
 
-/// Parameters of a connection, as seen by this end.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct ConnectionData {
-    pub(crate) private_data: Vec<u8>,
-    /// READs and atomics that this end executes at a time.
-    pub(crate) responder_resources: u8,
-    /// READs and atomics that this end may have outstanding.
-    pub(crate) initiator_depth: u8,
-    pub(crate) retry_count: u8,
-    pub(crate) rnr_retry: u8,
-    pub(crate) srq: bool,
-    /// In an event, the queue pair of the peer; in a request to the library, that of this end.
-    pub(crate) qpn: u32,
-}
-
 /// An event.
 #[derive(Debug)]
 pub(crate) struct HostEvent {
@@ -58,7 +49,7 @@ pub(crate) struct HostEvent {
 }
 
 impl HostEvent {
-    pub(super) fn new(id: usize, event: &sys::CmEvent, private_data: Vec<u8>, new: Option<CmId>) -> Self {
+    fn new(id: usize, event: &sys::CmEvent, private_data: Vec<u8>, new: Option<CmId>) -> Self {
         let kind = match event.event {
             sys::ADDR_RESOLVED => HostEventKind::AddressResolved,
             sys::ROUTE_RESOLVED => HostEventKind::RouteResolved,
@@ -82,5 +73,40 @@ impl HostEvent {
             qpn: conn.qp_num,
         };
         Self { id, kind, status: event.status, data, new }
+    }
+}
+
+impl EventChannel {
+    /// Returns the next event, or `None` if there is none.
+    ///
+    /// # Errors
+    /// The channel is unusable.
+    pub(crate) fn next_event(self: &Arc<Self>) -> io::Result<Option<HostEvent>> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the channel is open, `raw` valid for writing. The descriptor does not block.
+        if unsafe { (self.libraries.cm.rdma_get_cm_event)(self.raw.as_ptr(), &raw mut raw) } != 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(error),
+            };
+        }
+        // SAFETY: the library returned the event, which is valid until it is acknowledged below.
+        let event = unsafe { *raw };
+        let (private_data, length) = (event.conn.private_data, usize::from(event.conn.private_data_len));
+        let private_data = if length == 0 || private_data.is_null() {
+            Vec::new()
+        } else {
+            // SAFETY: the event points to that many bytes in itself. Each event of a connection has this variant of
+            // the union, and the library clears it for all other events.
+            unsafe { std::slice::from_raw_parts(private_data, length) }.to_vec()
+        };
+        let new = (event.event == sys::CONNECT_REQUEST).then(|| NonNull::new(event.id)).flatten();
+        let new = new.map(|raw| CmId { channel: Arc::clone(self), raw });
+        let subject = if event.event == sys::CONNECT_REQUEST { event.listen_id } else { event.id };
+        let event = HostEvent::new(subject.addr(), &event, private_data, new);
+        // SAFETY: the event is acknowledged once and not used afterwards.
+        unsafe { (self.libraries.cm.rdma_ack_cm_event)(raw) };
+        Ok(Some(event))
     }
 }

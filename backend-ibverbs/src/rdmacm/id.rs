@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use super::channel::EventChannel;
-use super::event::ConnectionData;
+use super::connection_data::ConnectionData;
 use crate::sys::rdmacm as sys;
 use crate::sys::{QpAttr, rdmacm::RdmaCm};
 

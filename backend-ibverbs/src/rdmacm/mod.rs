@@ -8,21 +8,13 @@
 
 mod address;
 mod channel;
+mod connection_data;
 mod event;
 mod id;
-
-use std::sync::Arc;
+mod libraries;
 
 pub(crate) use channel::EventChannel;
-pub(crate) use event::{ConnectionData, HostEvent, HostEventKind};
+pub(crate) use connection_data::ConnectionData;
+pub(crate) use event::{HostEvent, HostEventKind};
 pub(crate) use id::CmId;
-
-use crate::sys::library::Library;
-use crate::sys::rdmacm::RdmaCm;
-
-/// The libraries by which the host's connection manager is reached.
-#[derive(Clone, Debug)]
-pub(crate) struct Libraries {
-    pub(crate) cm: Arc<RdmaCm>,
-    pub(crate) verbs: Arc<Library>,
-}
+pub(crate) use libraries::Libraries;

@@ -100,8 +100,8 @@ mod tests {
 
     #[test]
     fn an_error_without_the_library_names_its_packages() {
-        let said = open("libpvrdma-of-nobody.so.1", "Debian: nothing; Fedora: nothing").unwrap_err().to_string();
-        for part in ["libpvrdma-of-nobody.so.1 (", "Debian: nothing", "Fedora: nothing"] {
+        let said = open("libpvrdma-absent.so.1", "Debian: nothing; Fedora: nothing").unwrap_err().to_string();
+        for part in ["libpvrdma-absent.so.1 (", "Debian: nothing", "Fedora: nothing"] {
             assert!(said.contains(part), "{said}");
         }
     }

@@ -2,7 +2,7 @@
 
 use pvrdma_ib_cm::RejectReason;
 
-use super::super::MAX_IN_PROGRESS;
+use super::super::manager::MAX_IN_PROGRESS;
 use super::*;
 
 fn reason(bench: &Bench) -> RejectReason {
@@ -10,7 +10,7 @@ fn reason(bench: &Bench) -> RejectReason {
     rej.reason
 }
 
-/// Neither a number that nobody has, nor one of another device, nor one that is connected.
+/// Neither an unused number, nor one of another device, nor one that is connected.
 #[test]
 fn a_guest_connects_its_own_free_queue_pairs_only() {
     const NO_QP: RejectReason = RejectReason(1);

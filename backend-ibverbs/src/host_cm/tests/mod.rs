@@ -55,7 +55,7 @@ struct Bench {
 
 fn rules() -> Rules {
     let addresses = AddressRule { listed: vec![ip(gid(1))], ..AddressRule::ANY };
-    Rules { addresses, listen: vec![PORT], ..Rules::default() }
+    Rules::default().with_addresses(addresses).with_listen(vec![PORT])
 }
 
 impl Bench {

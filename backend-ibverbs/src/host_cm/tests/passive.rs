@@ -116,7 +116,7 @@ fn a_peer_that_gives_up_is_reported_to_the_guest() {
 fn requests_that_the_guest_may_not_see_are_rejected() {
     let peers = Peers(vec!["10.0.0.8".parse().unwrap()]);
     for (rules, data, counter) in [
-        (Rules { peers, ..rules() }, wish(), "peers_refused"),
+        (rules().with_peers(peers), wish(), "peers_refused"),
         (rules(), ConnectionData { private_data: vec![1; 57], ..wish() }, "cm_refused"),
     ] {
         let mut bench = Bench::on(TRANSPORT_IB, LINK_LAYER_ETHERNET, rules);

@@ -141,7 +141,7 @@ keys! {
         cm: Option<Cm>,
         /// Allow an InfiniBand port, with `cm=host`.
         ///
-        /// Nobody has run guests on such a port.
+        /// Guests on such a port have never been run.
         ["untested-infiniband", "on|off", "off"]
         untested_infiniband: Option<Switch>,
         /// Time of polling after a completion.
