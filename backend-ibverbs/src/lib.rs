@@ -35,8 +35,8 @@
 //! an empty queue and reports that by a doorbell, the host's queue is polled on the guest's own thread.
 //!
 //! If the connection manager reaches beyond the process by `ib_umad` (`cm`), one thread receives for all devices, and
-//! each device has a sending thread of its own, because the kernel takes up to a second to resolve a peer's MAC address.
-//! With `cm=host`, one thread of each device makes its connections (`host_cm/`).
+//! each device has a sending thread of its own, because the kernel takes up to a second to resolve a peer's MAC
+//! address. With `cm=host`, one thread of each device makes its connections (`host_cm/`).
 //!
 //! # Memory
 //!
