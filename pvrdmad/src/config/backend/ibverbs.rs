@@ -107,7 +107,9 @@ keys! {
         /// RDMA device, by its name in `rdma link`.
         ["device", "NAME", "required"]
         device: String,
-        /// Port of that device; RoCE only, except with `cm=host`.
+        /// Port of that device.
+        ///
+        /// RoCE only, except with `cm=host`.
         ["port", "1..255", "1"]
         port: Option<Port>,
         /// GID of the host that replaces those of guests.

@@ -105,7 +105,7 @@ mod tests {
             ("ibverbs,device=a,port=0", "port"),
             ("ibverbs,device=a,port=999", "port"),
             ("ibverbs,device=a,gid-index=x", "gid-index"),
-            ("ibverbs,device=a,cm=yes", "cm: 'yes' is not one of auto, umad, local"),
+            ("ibverbs,device=a,cm=yes", "cm: 'yes' is not one of auto, umad, host, local"),
             ("ibverbs,device=a,device=b", "twice"),
             ("ibverbs,device=a,addresses=10.0.0.1", "network"),
             ("ibverbs,device=a,addresses=10.0.0.0/8+", "network"),
