@@ -151,15 +151,7 @@ unsafe fn copied(from: *mut ConnParam) -> ConnectionData {
         let conn = *from;
         (conn, std::slice::from_raw_parts(conn.private_data, conn.private_data_len.into()).to_vec())
     };
-    ConnectionData {
-        private_data,
-        responder_resources: conn.responder_resources,
-        initiator_depth: conn.initiator_depth,
-        retry_count: conn.retry_count,
-        rnr_retry: conn.rnr_retry_count,
-        srq: conn.srq != 0,
-        qpn: conn.qp_num,
-    }
+    ConnectionData::new(&conn, private_data)
 }
 
 extern "C" fn connect(id: *mut CmId, conn: *mut ConnParam) -> c_int {

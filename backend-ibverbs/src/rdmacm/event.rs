@@ -62,17 +62,7 @@ impl HostEvent {
             sys::DEVICE_REMOVAL => HostEventKind::DeviceRemoved,
             _ => HostEventKind::Other,
         };
-        let conn = &event.conn;
-        let data = ConnectionData {
-            private_data,
-            responder_resources: conn.responder_resources,
-            initiator_depth: conn.initiator_depth,
-            retry_count: conn.retry_count,
-            rnr_retry: conn.rnr_retry_count,
-            srq: conn.srq != 0,
-            qpn: conn.qp_num,
-        };
-        Self { id, kind, status: event.status, data, new }
+        Self { id, kind, status: event.status, data: ConnectionData::new(&event.conn, private_data), new }
     }
 }
 
