@@ -1,6 +1,7 @@
 //! State that all adapters of a process share.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 
@@ -47,27 +48,13 @@ pub(crate) struct Shared {
 impl Shared {
     /// Returns the state of a station, or a new one if none is in use.
     pub(crate) fn place(&self, mac: MacAddr) -> Arc<Place> {
-        let mut stations = self.stations.lock();
-        if let Some(place) = stations.get(&mac).and_then(Weak::upgrade) {
-            return place;
-        }
-        stations.retain(|_, place| place.strong_count() > 0);
-        let place = Arc::new(Place::new(mac));
-        stations.insert(mac, Arc::downgrade(&place));
-        place
+        in_use_or(&mut self.stations.lock(), mac, || Place::new(mac))
     }
 
     /// Returns the room on the line of a link.
     fn room(&self, uplink: &dyn Link) -> Arc<Room> {
         let Some(line) = uplink.line() else { return Arc::default() };
-        let mut rooms = self.rooms.lock();
-        if let Some(room) = rooms.get(&line).and_then(Weak::upgrade) {
-            return room;
-        }
-        rooms.retain(|_, room| room.strong_count() > 0);
-        let room = Arc::default();
-        rooms.insert(line, Arc::downgrade(&room));
-        room
+        in_use_or(&mut self.rooms.lock(), line, Room::default)
     }
 
     /// Returns the surroundings of the port of a station, for this uplink.
@@ -82,4 +69,15 @@ impl Shared {
             threads: self.port_threads,
         }
     }
+}
+
+/// Returns the value of a key, or a new one if none is in use. Values that are no longer in use are removed.
+fn in_use_or<K: Eq + Hash, V>(values: &mut HashMap<K, Weak<V>>, key: K, new: impl FnOnce() -> V) -> Arc<V> {
+    if let Some(value) = values.get(&key).and_then(Weak::upgrade) {
+        return value;
+    }
+    values.retain(|_, value| value.strong_count() > 0);
+    let value = Arc::new(new());
+    values.insert(key, Arc::downgrade(&value));
+    value
 }
