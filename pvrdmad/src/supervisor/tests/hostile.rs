@@ -24,10 +24,15 @@ const STEPS: usize = 60;
 /// Bytes by which the process may grow between some runs and many runs: memory that the allocator keeps.
 const ROOM: u64 = 4 << 20;
 
-/// Short time limits, so that silent workers do not delay the test.
+/// Time limits of `real`, whose worker always replies, on a busy machine maybe late.
+fn patient() -> Timing {
+    Timing { call: PATIENCE, hung: PATIENCE, ..timing() }
+}
+
+/// Time limits of `liar`: short, so that a silent worker does not delay the test. Its end also answers the requests for
+/// which the supervisor itself waits longer.
 fn impatient() -> Timing {
     Timing {
-        status: Duration::from_millis(500),
         call: Duration::from_millis(500),
         hung: Duration::from_millis(300),
         start: Duration::from_secs(5),
@@ -47,11 +52,14 @@ impl Place {
         let folder = tempfile::tempdir().unwrap();
         let network = |name: &str| format!("name={name}").parse().unwrap();
         let device = |name: &str, network: &str| Self::device(folder.path(), name, network).parse().unwrap();
-        let spec = ConfigSpec {
-            networks: vec![network("real"), network("liar")],
-            devices: vec![device("real1", "real"), device("real2", "real"), device("liar1", "liar")],
+        let real = ConfigSpec {
+            networks: vec![network("real")],
+            devices: vec![device("real1", "real"), device("real2", "real")],
             ..ConfigSpec::default()
         };
+        let mut both = real.clone();
+        both.networks.push(network("liar"));
+        both.devices.push(device("liar1", "liar"));
         let mut arguments = own_test("hostile::any_worker");
         arguments.extend([folder.path().display().to_string(), seed.to_string()]);
         let program = Program {
@@ -60,8 +68,12 @@ impl Place {
             arguments,
             keeper: own_test("real_keeper"),
         };
-        let config = Config::load(None, spec).unwrap();
-        let supervisor = Supervisor::with_timing(&config, Some(&program), Inherited::default(), impatient()).unwrap();
+        let [real, both] = [real, both].map(|spec| Config::load(None, spec).unwrap());
+        let mut supervisor = Supervisor::with_timing(&real, Some(&program), Inherited::default(), patient()).unwrap();
+        // A network keeps the time limits with which it was created.
+        supervisor.timing = impatient();
+        supervisor.reload(&both).unwrap();
+        supervisor.timing = patient();
         Self { folder, supervisor }
     }
 
