@@ -24,13 +24,13 @@ const STEPS: usize = 60;
 /// Bytes by which the process may grow between some runs and many runs: memory that the allocator keeps.
 const ROOM: u64 = 4 << 20;
 
-/// Time limits of `real`, whose worker always replies, on a busy machine maybe late.
+/// Time limits of `real`. Its worker always replies, but a busy machine may delay the reply.
 fn patient() -> Timing {
     Timing { call: PATIENCE, hung: PATIENCE, ..timing() }
 }
 
-/// Time limits of `liar`: short, so that a silent worker does not delay the test. Its end also answers the requests for
-/// which the supervisor itself waits longer.
+/// Time limits of `liar`: short, so that a silent worker does not delay the test. The supervisor waits longer for a
+/// status, but stops waiting for a worker that has ended.
 fn impatient() -> Timing {
     Timing {
         call: Duration::from_millis(500),
