@@ -1,1 +1,0 @@
-../../tests/stream/host.rs

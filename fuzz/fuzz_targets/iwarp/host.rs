@@ -1,0 +1,1 @@
+../../../crates/iwarp/tests/stream/host.rs

@@ -1,0 +1,1 @@
+../../../crates/roce/tests/pair/host.rs
