@@ -370,7 +370,10 @@ impl Connection {
             _ => return None,
         };
         let drep = Message::Drep(Drep { local_id: self.local_id, remote_id: peer.id, private_data: [0; 224] });
-        self.wait_for_late_messages(now, None);
+        // The time of a connection that has ended stays: a peer could otherwise keep it forever by repeated DREQs.
+        if self.state != State::TimeWait {
+            self.wait_for_late_messages(now, None);
+        }
         self.outgoing = Some(Mad { transaction, message: drep });
         event
     }

@@ -370,6 +370,22 @@ fn connections_over_a_network_that_loses_datagrams() {
     }
 }
 
+/// Attack: a peer repeats its DREQ to keep an ended connection, and its memory.
+#[test]
+fn repeated_dreqs_are_answered_and_do_not_delay_the_end() {
+    let (mut active, mut passive) = established();
+    active.disconnect(START);
+    let dreq = sent(&mut active).unwrap();
+    assert_eq!(passive.handle_message(START, &dreq), Some(Event::Disconnected));
+    let drep = sent(&mut passive).unwrap();
+    for second in 1..10 {
+        assert_eq!(passive.handle_message(START + Duration::from_secs(second), &dreq), None);
+        assert_eq!((sent(&mut passive).as_ref(), passive.poll_timeout()), (Some(&drep), Some(START + TIME_WAIT)));
+    }
+    assert_eq!(tick(&mut passive).1, None);
+    assert_eq!(passive.state(), State::Done);
+}
+
 #[test]
 fn an_unknown_dreq_is_confirmed_and_nothing_else_is_answered() {
     let (mut active, _) = established();
