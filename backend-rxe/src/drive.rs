@@ -668,6 +668,12 @@ impl Endpoint {
         self.qp.adapter.faults.is_cut_off() || self.wire.respond(port, &self.qp, most, sent)
     }
 
+    /// Writes an RNR NAK for the request that is next, while the adapter is paused. Returns its length in bytes; `None`
+    /// for all other packets.
+    pub(crate) fn hold_off(&self, packet: &Packet<'_>, timer: u8, out: &mut [u8]) -> Option<usize> {
+        self.wire.hold_off(&self.qp, packet, timer, out)
+    }
+
     /// Waits until no thread runs the requester. The adapter is paused: work that is left to this thread meanwhile is
     /// done after the pause.
     pub(crate) fn wait_for_run(&self) {

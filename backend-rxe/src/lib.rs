@@ -141,7 +141,7 @@ pub use failures::{FailureCause, ObservedFailures, QpFailure};
 pub use flows::{FlowCount, Road};
 pub use hca::{RxeHca, RxeMr, RxePd, RxeQp};
 pub use port::config::PortConfig;
-pub use port::rules::{ForgedTransmits, PortRules, VlanMode};
+pub use port::rules::{ForgedTransmits, HeldRequests, PortRules, VlanMode};
 pub use rxe::{Rxe, RxeConfig};
 pub use share::{DEFAULT_WEIGHT, ShareConfig, ShareUsage};
 pub use srq::RxeSrq;

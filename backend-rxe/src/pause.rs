@@ -8,13 +8,14 @@
 //! | threads | lock | in a pause |
 //! | --- | --- | --- |
 //! | those that run a queue pair of the adapter: engine, doorbells, port | its requester | they do nothing |
-//! | those that handle received packets or send responses | a receive queue of the port | they drop the packets |
+//! | those that receive packets or send responses | a receive queue of the port | they drop packets or [hold off] |
 //! | those that run a peer in the process, which delivers here | views of both, or of slow memory | they [wait] |
 //! | those that look for receives in a shared receive queue | a view of the memory | they do nothing |
 //!
 //! Owed responses stay owed.
 //!
 //! [wait]: crate::paused::Paused::wait
+//! [hold off]: crate::path::wire::hold
 //!
 //! Requesters of other adapters check the generation of the directory instead of the mark, because they do so for every
 //! batch anyway. The generation changes after the mark is set. So a thread that finds it unchanged took its views

@@ -69,7 +69,16 @@ impl Paused {
 
     /// Returns the time until which datagrams wait.
     pub(crate) fn datagrams_wait_until(&self) -> Duration {
-        Duration::from_nanos(self.since.load(Ordering::Relaxed)).saturating_add(DATAGRAMS_WAIT)
+        self.since().saturating_add(DATAGRAMS_WAIT)
+    }
+
+    /// Returns `true` if the last pause began at least this time ago.
+    pub(crate) fn has_lasted(&self, time: Duration, now: Duration) -> bool {
+        now.saturating_sub(self.since()) >= time
+    }
+
+    fn since(&self) -> Duration {
+        Duration::from_nanos(self.since.load(Ordering::Relaxed))
     }
 }
 

@@ -44,8 +44,10 @@ counters! {
         wire_dropped_ahead,
         /// Packets of queue pairs with a congestion mark (ECN).
         wire_marked,
-        /// RoCE frames that arrived while the device was paused.
+        /// RoCE frames that arrived while the device was paused, and were dropped.
         wire_dropped_paused,
+        /// Requests that arrived while the device was paused, and were held off with an RNR NAK.
+        wire_held,
         /// Congestion notifications (CNPs) sent.
         wire_cnps_sent,
         /// Congestion notifications (CNPs) received.

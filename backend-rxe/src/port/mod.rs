@@ -54,7 +54,7 @@ use helpers::Helpers;
 use policy::Policy;
 use prober::Prober;
 use receive_queue::{ReceiveQueue, ReceiveQueues};
-use rules::{Violation, VlanMode};
+use rules::{HeldRequests, Violation, VlanMode};
 use tx_queue::TxQueue;
 
 pub(crate) use announcer::Function;
@@ -258,6 +258,11 @@ impl Port {
     /// Returns `true` if connections that negotiated it can use several paths.
     pub(crate) const fn takes_paths(&self) -> bool {
         self.policy.rules.multipath
+    }
+
+    /// Returns the requests that get an RNR NAK while the device is paused.
+    pub(crate) const fn held_requests(&self) -> HeldRequests {
+        self.policy.rules.held
     }
 
     /// Lets a responder that waited send its responses.

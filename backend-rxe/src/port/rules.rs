@@ -51,6 +51,8 @@ pub struct PortRules {
     /// Connections that have negotiated them change their path, by another UDP source port, when it is congested or the
     /// peer stops responding ([`pvrdma_roce::Tuning::multipath`]).
     pub multipath: bool,
+    /// Requests from other hosts that are held off while the device is paused.
+    pub held: HeldRequests,
 }
 
 pvrdma_base::setters!(PortRules {
@@ -64,7 +66,22 @@ pvrdma_base::setters!(PortRules {
     with_congestion => congestion: Option<Congestion>,
     with_negotiate => negotiate: bool,
     with_multipath => multipath: bool,
+    with_held => held: HeldRequests,
 });
+
+/// Requests from other hosts that are held off while the device is paused: the peer gets an RNR NAK, and repeats the
+/// request after a while without spending a retry for lost packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HeldRequests {
+    /// None: the peer spends its retries.
+    Off,
+    /// SENDs, for which the InfiniBand specification provides RNR NAKs.
+    #[default]
+    Sends,
+    /// RDMA WRITEs and READs and atomics, too. Linux's `rdma_rxe` accepts this.
+    All,
+}
 
 /// Frames that a network function can send although they are not its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

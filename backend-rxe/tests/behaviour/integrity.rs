@@ -46,7 +46,7 @@ proptest! {
         let total: u64 = local.iter().map(|(_, length)| length).sum();
         let sges: Vec<Sge> = local.iter().map(|&(offset, length)| mine.sge(offset, length)).collect();
         let start = usize::try_from(remote_offset % 1000).unwrap();
-        // Where the bytes of the message lie at the peer.
+        // Place of the message in the memory of the peer.
         let mut remote = Vec::new();
         match kind {
             Kind::Send => {

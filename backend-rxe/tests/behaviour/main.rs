@@ -39,6 +39,7 @@ mod flight;
 mod flows;
 mod gate;
 mod guard;
+mod hold;
 mod integrity;
 mod life;
 mod link_state;

@@ -11,7 +11,7 @@ use pvrdma_link::{
     fault::{FaultLink, Faults},
     memory::{self, MemoryLink},
 };
-use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeStation, ShareConfig};
+use pvrdma_rxe::{HeldRequests, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeStation, ShareConfig};
 use pvrdma_verbs::Rules;
 use pvrdma_verbs_types::{QpAttrs, QpType};
 
@@ -29,6 +29,7 @@ const CABLE_MTU: u32 = 4500;
 thread_local! {
     static CABLE: Cell<Option<(Faults, u64)>> = const { Cell::new(None) };
     static SLOW: Cell<bool> = const { Cell::new(false) };
+    static HELD: Cell<HeldRequests> = const { Cell::new(HeldRequests::Off) };
 }
 
 /// Makes the memory of every node of `test` slow, so that the memory of two nodes is not held at the same time.
@@ -44,6 +45,13 @@ pub(crate) fn on_the_wire(faults: Faults, seed: u64, test: impl FnOnce()) {
     CABLE.set(Some((faults, seed)));
     test();
     CABLE.set(None);
+}
+
+/// Makes the ends of every cable of `test` hold off these requests while their device is paused.
+pub(crate) fn holding(requests: HeldRequests, test: impl FnOnce()) {
+    HELD.set(requests);
+    test();
+    HELD.set(HeldRequests::Off);
 }
 
 /// Connects the device with this number to a network.
@@ -103,7 +111,7 @@ impl World {
         stations.extend(give(&far));
         let (near_end, far_end) = memory::pair(100_000).unwrap();
         // With every second seed the two ends negotiate features beyond RoCE.
-        let rules = || PortRules::default().with_negotiate(seed.is_multiple_of(2));
+        let rules = || PortRules::default().with_negotiate(seed.is_multiple_of(2)).with_held(HELD.get());
         stations.push(plug(&rxe, 1, FaultLink::new(near_end, faults, seed * 2), rules()));
         stations.push(plug(&far, 2, FaultLink::new(far_end, faults, seed * 2 + 1), rules()));
         Self { rxe, clock, far: Some(far), stations: Mutex::new(stations) }
@@ -238,15 +246,21 @@ pub(crate) fn exposed(capacity: usize) -> (World, Node, MemoryLink, RxeStation) 
 
 /// Returns a frame that a correct peer sends to QP 0x100 of node 1.
 pub(crate) fn request() -> Vec<u8> {
+    requests(1).remove(0)
+}
+
+/// Returns the frames of this number of SENDs of a correct peer to QP 0x100 of node 1.
+pub(crate) fn requests(count: u64) -> Vec<Vec<u8>> {
     let (world, far, cable, _station) = exposed(10);
     pvrdma_verbs::Hca::bind_gid(&far.hca, 0, gid(2), pvrdma_verbs_types::GidType::RoceV2).unwrap();
     let end = far.qp(QpType::Rc);
     end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(1), mac(1)));
-    end.send(1, &[]);
+    (0..count).for_each(|id| end.post(id, SEND, &[]));
+    pvrdma_verbs::QueuePair::notify_send(&end.qp);
     world.rxe.run_ready();
-    let mut frame = taken(&cable).remove(0);
-    frame[6..12].copy_from_slice(&mac(2).0);
-    frame
+    let mut frames = taken(&cable);
+    frames.iter_mut().for_each(|frame| frame[6..12].copy_from_slice(&mac(2).0));
+    frames
 }
 
 /// Connects a QP of node 1 to a peer that the test simulates.

@@ -153,8 +153,8 @@ impl DeviceSpec {
                 Err("nic and nic-socket are two ways to connect one network function".to_owned())
             }
             (None, None) if self.has_rules() && self.nic_socket.is_none() => Err(
-                "pcp, forged-transmits, source-guard, ra-guard, dhcp-guard, congestion, negotiate and multipath are \
-                     about the uplink (uplink=LINK of the network)"
+                "pcp, forged-transmits, source-guard, ra-guard, dhcp-guard, congestion, negotiate, multipath and hold \
+                     are about the uplink (uplink=LINK of the network)"
                     .to_owned(),
             ),
             _ => Ok(()),
@@ -184,6 +184,7 @@ impl DeviceSpec {
             .with_congestion((self.congestion != Some(Switch::Off)).then_some(congestion))
             .with_negotiate(self.negotiate != Some(Switch::Off))
             .with_multipath(self.multipath != Some(Switch::Off))
+            .with_held(self.held.unwrap_or_default())
     }
 
     /// Returns `true` if a key about the port is given.
@@ -196,5 +197,6 @@ impl DeviceSpec {
             || self.congestion.is_some()
             || self.negotiate.is_some()
             || self.multipath.is_some()
+            || self.held.is_some()
     }
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use pvrdma_dev::Limits;
 use pvrdma_ether_link::{link_spec::LinkSpec, vxlan::TunnelAddress};
 use pvrdma_packet::MacAddr;
-use pvrdma_rxe::ForgedTransmits;
+use pvrdma_rxe::{ForgedTransmits, HeldRequests};
 use pvrdma_verbs::Prefix;
 
 use super::access::{GroupId, Mode, UserId};
@@ -320,6 +320,13 @@ keys! {
         /// connections.
         ["multipath", "on|off", "on"]
         multipath: Option<Switch>,
+        /// Requests held off while the device is paused.
+        ///
+        /// In a migration, a peer on another host gets an RNR NAK, and repeats the request later without spending a
+        /// retry for lost packets. `sends`: SENDs. `all`: RDMA WRITEs and READs and atomics, too, which `rdma_rxe`
+        /// accepts. A peer with fewer than 7 RNR retries spends one each 41 ms.
+        ["hold", "off|sends|all", "sends"]
+        held: Option<HeldRequests>,
         /// Share relative to other devices of the network.
         ///
         /// While several devices are busy, each gets worker time, and uplink capacity while the uplink is full, in

@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use pvrdma_dev::Limits;
 use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_roce::Congestion;
-use pvrdma_rxe::{ForgedTransmits, PortRules, VlanMode};
+use pvrdma_rxe::{ForgedTransmits, HeldRequests, PortRules, VlanMode};
 use pvrdma_verbs::{AddressRule, OtherAddresses};
 
 use super::congestion::CongestionSpec;
@@ -97,6 +97,7 @@ fn mistakes_in_a_device() {
         ("name=a,owner=4294967295", "owner: 4294967295 is not a user's number"),
         ("name=a,pcp=never", "tagged"),
         ("name=a,forged-transmits=yes", "off, mac, roce, all"),
+        ("name=a,hold=writes", "off, sends, all"),
         ("name=a,forged=allow", "unknown key 'forged'; did you mean 'forged-transmits'?"),
         ("name=a,address=10.0.0.0/8", "address: '10.0.0.0/8' is not own, any or an IP address"),
         ("name=a,peers=all", "peers: 'all' is neither an address nor ADDRESS/BITS"),
@@ -421,12 +422,15 @@ fn rules_of_the_network() {
     }
     assert!(toml::from_str::<ConfigSpec>("[congestion]\nspeed = 1").is_err());
     let device = "name=a,socket=/a,mac=52:54:00:00:00:01,pcp=always,forged-transmits=mac,congestion=off,negotiate=off,\
-                  multipath=off";
+                  multipath=off,hold=all";
     let network = "name=default,uplink=unix:/n,vlan=42";
     let config = Config::merge(ConfigSpec::default(), described(&[network], &[device])).unwrap();
     let addresses = Some(AddressRule::default());
-    let expected =
-        PortRules::default().with_priority_tags(true).with_forged(ForgedTransmits::Mac).with_addresses(addresses);
+    let expected = PortRules::default()
+        .with_priority_tags(true)
+        .with_forged(ForgedTransmits::Mac)
+        .with_addresses(addresses)
+        .with_held(HeldRequests::All);
     assert_eq!(rules(&config), expected);
     assert_eq!(config.networks[0].vlan, VlanMode::Access(42));
 }
@@ -505,6 +509,7 @@ fn a_configuration_travels() {
         congestion = "off"
         negotiate = "off"
         multipath = "off"
+        hold = "off"
         "#;
     let mut config = Config::merge(toml::from_str(file).unwrap(), args(&[])).unwrap();
     // A setting that no file can have, but that a program which embeds a device can make.

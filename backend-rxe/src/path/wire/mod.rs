@@ -17,6 +17,8 @@
 
 mod admitted;
 mod cnp;
+mod flow;
+pub(crate) mod hold;
 mod hooks;
 mod new_path;
 pub(crate) mod rc;

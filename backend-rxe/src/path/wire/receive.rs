@@ -5,7 +5,6 @@ use std::iter;
 use std::sync::{Arc, Weak};
 
 use pvrdma_link::Frames;
-use pvrdma_packet::MacAddr;
 use pvrdma_roce::{
     DropReason, admit,
     wire::{Aeth, Ecn, Extension, NakCode, Opcode, Packet, Syndrome},
@@ -13,12 +12,13 @@ use pvrdma_roce::{
 use pvrdma_verbs_types::{Gid, QpType, Qpn};
 
 use super::admitted::Admitted;
+use super::flow::Flow;
+use super::hold::Hold;
 use super::sources::{Sources, Verdict};
 use super::{cnp, ud};
 use crate::budget::Budget;
 use crate::drive::Endpoint;
 use crate::faults::{Fault, Site};
-use crate::gid::BoundGid;
 use crate::path::directory::Node;
 use crate::port::counters::PortCounters;
 use crate::port::{Arrival, PASS_BYTES, Port, RoceReceiver};
@@ -48,29 +48,12 @@ pub(crate) struct Inbox {
     answered: VecDeque<Weak<Endpoint>>,
     /// Congestion notifications, which are sent first.
     notifications: Frames,
+    /// Answers while the device is paused.
+    hold: Hold,
 }
 
 /// A received packet.
 type Received<'p> = (Packet<'p>, Arrival<'p>);
-
-/// Identity of packets that take the same path to the same queue pair.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Flow {
-    to: BoundGid,
-    from: Gid,
-    /// Source Ethernet address.
-    station: MacAddr,
-    qpn: Qpn,
-}
-
-impl Flow {
-    fn of(packet: &Packet<'_>) -> Self {
-        let header = &packet.header;
-        let network = &header.network;
-        let to = BoundGid::on_network(network.kind(), network.destination(), header.ethernet.vlan_id());
-        Self { to, from: network.source(), station: header.ethernet.source, qpn: header.bth.destination }
-    }
-}
 
 fn is_response(packet: &Packet<'_>) -> bool {
     packet.header.bth.opcode.info().is_some_and(|info| info.operation.is_response())
@@ -119,7 +102,7 @@ impl Inbox {
     pub(crate) fn new(node: &Arc<Node<Endpoint>>, sources: Sources) -> Self {
         let node = Arc::downgrade(node);
         let (newly_owing, owing, answered) = (Vec::new(), VecDeque::new(), VecDeque::new());
-        Self { node, sources, newly_owing, owing, answered, notifications: Frames::default() }
+        Self { node, sources, newly_owing, owing, answered, notifications: Frames::default(), hold: Hold::default() }
     }
 
     /// Returns `true` if the device is paused. The receive queue is locked, and a pause that begins later waits for
@@ -257,7 +240,7 @@ impl RoceReceiver for Inbox {
     fn receive<'p>(&mut self, port: &Port, arrivals: &mut dyn Iterator<Item = Arrival<'p>>) {
         let Some(node) = self.node.upgrade() else { return };
         if node.adapter.paused.is_set() {
-            return PortCounters::add(&port.counters.wire_dropped_paused, arrivals.count() as u64);
+            return self.hold.receive(port, &node, &mut self.sources, arrivals);
         }
         let faulty = node.adapter.faults.is_active();
         let (counters, mut frames, mut bytes) = (&port.counters, 0, 0);

@@ -339,6 +339,15 @@ impl WireSide {
         }
     }
 
+    /// Writes an RNR NAK for a request of the peer that the responder would execute next. Returns its length in bytes;
+    /// `None` for all other packets. The memory of the guest is not accessed.
+    pub(crate) fn hold_off(&self, qp: &Qp, packet: &Packet<'_>, timer: u8, out: &mut [u8]) -> Option<usize> {
+        let wire = self.responder.lock();
+        let wire = wire.as_ref().filter(|wire| wire.source.is_some() && qp.state.receives())?;
+        admit_connected(packet, qp.qpn, &wire.path).ok()?;
+        wire.transport.hold_off(packet, timer, out)
+    }
+
     /// Sends responses that the responder owes, at least one packet and about `most` bytes, and adds their bytes to
     /// `sent`. Returns `false` if there are more.
     pub(crate) fn respond(&self, port: &Port, qp: &Qp, most: u64, sent: &mut u64) -> bool {

@@ -5,7 +5,9 @@ use pvrdma_verbs_types::{Psn, RemoteAddress};
 
 use super::responses::{ReadResponse, Response};
 use super::{NakSent, Responder, SEQUENCE_ERROR, Sack};
-use crate::wire::{ACCEPT, Aeth, AtomicAckEth, Bth, Extension, NakCode, Opcode, Position, Reth, SackMap, Syndrome};
+use crate::wire::{
+    ACCEPT, Aeth, AtomicAckEth, Bth, Extension, NakCode, Opcode, Packet, Position, Reth, SackMap, Service, Syndrome,
+};
 
 impl Responder {
     /// Queues an ACK for everything executed. A later ACK covers an earlier one, so adjacent ACKs are merged.
@@ -103,6 +105,27 @@ impl Responder {
             self.stats.responses += 1;
             return Some(frame);
         }
+    }
+
+    /// Writes an RNR NAK for the expected request into `out`, which should hold [`crate::wire::MAX_FRAME`] bytes.
+    /// Returns its length in bytes. Returns `None` for any other packet, and while responses with data are owed,
+    /// because the peer would take the NAK for the loss of those.
+    ///
+    /// The state does not change: the request is executed when the peer repeats it, after the time of `timer` (IBA
+    /// 9.7.5.2.8). The wait spends no retry for lost packets, so a peer can be held off for as long as the memory of
+    /// the queue pair must not be accessed.
+    pub fn hold_off(&self, packet: &Packet<'_>, timer: u8, out: &mut [u8]) -> Option<usize> {
+        let bth = &packet.header.bth;
+        let is_request =
+            bth.opcode.info().is_some_and(|info| info.service == Service::Rc && !info.operation.is_response());
+        let owes_data = self.responses.iter().any(|owed| matches!(owed, Response::Read(_) | Response::Atomic { .. }));
+        if !is_request || self.ended || owes_data || bth.psn != self.expected {
+            return None;
+        }
+        let aeth = Aeth { syndrome: Syndrome::RnrNak { timer }, msn: self.msn };
+        let nak = self.bth(Opcode::ACKNOWLEDGE, bth.psn);
+        // Identifiers matter only to fragments, and these packets are never fragmented.
+        Some(self.path_of(packet).frame(&mut 0, nak, Extension::Aeth(aeth), 0, out).ok()?.finish())
     }
 
     /// Updates a NAK that reports lost packets and is next in the queue, if the packet that it names was executed

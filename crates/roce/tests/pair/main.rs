@@ -12,6 +12,7 @@ mod fabric;
 mod flow;
 mod forged;
 mod forger;
+mod held;
 mod host;
 mod hostile;
 mod inspect;

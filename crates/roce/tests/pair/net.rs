@@ -39,7 +39,7 @@ impl Random {
     }
 }
 
-/// What the network does to frames, each in thousandths.
+/// Faults of the network, in frames per thousand.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Faults {
     pub(crate) loss: u64,
@@ -48,7 +48,7 @@ pub(crate) struct Faults {
     pub(crate) corrupt: u64,
 }
 
-/// Numbers of both ends.
+/// Parameters of both ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub(crate) attrs: QpAttrs,
@@ -56,7 +56,7 @@ pub(crate) struct Setup {
     pub(crate) kind: GidType,
     pub(crate) ipv4: bool,
     pub(crate) vlan: Option<u16>,
-    /// Whether both ends react to congestion and announce that they do.
+    /// Both ends react to congestion, and announce that they do.
     pub(crate) ecn: bool,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct End {
     pub(crate) host: Host,
     /// Frames that arrived and were not handled.
     arrived: VecDeque<Vec<u8>>,
-    /// Whether the responder keeps packets behind a gap, and which ones.
+    /// The responder keeps packets behind a gap, in `reorder`.
     pub(crate) keeps: bool,
     reorder: ReorderBuffer<Vec<u8>>,
     /// The requester handles responses even while it is switched off.
@@ -172,7 +172,7 @@ impl End {
         }
     }
 
-    /// Everything that can be sent now.
+    /// Returns all frames that can be sent now.
     pub(crate) fn transmit(&mut self, now: Duration) -> Vec<Vec<u8>> {
         let (mut out, mut frames) = ([0; MAX_FRAME], Vec::new());
         self.tell_received();

@@ -1,0 +1,100 @@
+//! Requests that arrive while the device is paused.
+//!
+//! A peer that gets no response repeats its request a few times, and then ends the connection. An RNR NAK makes it wait
+//! instead, and spends none of these retries. It does spend one of the peer's RNR retries, unless their number is 7,
+//! which means no limit. So only the requests that [`HeldRequests`] names get an RNR NAK, and all others are dropped as
+//! if they were lost.
+
+use std::time::Duration;
+
+use pvrdma_link::Frames;
+use pvrdma_roce::wire::{MAX_FRAME, Operation, Packet};
+
+use super::flow::Flow;
+use super::sources::{Sources, Verdict};
+use crate::drive::Endpoint;
+use crate::path::directory::Node;
+use crate::port::counters::PortCounters;
+use crate::port::rules::HeldRequests;
+use crate::port::{Arrival, Port};
+use crate::share::token_bucket::TokenBucket;
+
+/// Time from the beginning of a pause until requests are held off. A hand-over takes less, and after it the repeated
+/// request is executed sooner without an RNR wait.
+const GRACE: Duration = Duration::from_millis(50);
+/// Time for which a peer is asked to wait: 40.96 ms (IBA table 45). This is also the most that a hold adds to a pause.
+const TIMER: u8 = 24;
+/// Maximum number of NAKs per second. With more than 400 active connections, some requests are dropped, and the peer
+/// spends a retry before it is held off.
+const RATE: u64 = 10_000;
+/// Maximum number of NAKs at once.
+const BURST: u64 = 1000;
+
+/// Holds off the peers of a paused device.
+#[derive(Debug)]
+pub(super) struct Hold {
+    /// Budget of NAKs.
+    budget: TokenBucket,
+    /// NAKs of the current batch.
+    naks: Frames,
+}
+
+impl Default for Hold {
+    fn default() -> Self {
+        Self { budget: TokenBucket::new(RATE, Some(BURST)), naks: Frames::default() }
+    }
+}
+
+impl Hold {
+    /// Answers the requests that are to be held off, and drops everything else.
+    #[cold]
+    pub(super) fn receive<'p>(
+        &mut self,
+        port: &Port,
+        node: &Node<Endpoint>,
+        sources: &mut Sources,
+        arrivals: &mut dyn Iterator<Item = Arrival<'p>>,
+    ) {
+        let now = node.adapter.engine.now();
+        let mut available = match port.held_requests() {
+            HeldRequests::Off => 0,
+            _ if !node.adapter.paused.has_lasted(GRACE, now) => 0,
+            _ => self.budget.available(now),
+        };
+        let (mut held, mut dropped) = (0, 0);
+        for arrival in arrivals {
+            if available > 0 && self.hold_off(port, node, sources, &arrival) {
+                available -= 1;
+                held += 1;
+            } else {
+                dropped += 1;
+            }
+        }
+        self.budget.spend(held);
+        PortCounters::add(&port.counters.wire_held, held);
+        PortCounters::add(&port.counters.wire_dropped_paused, dropped);
+        if held > 0 {
+            let mut naks = port.buffer();
+            std::mem::swap(&mut naks, &mut self.naks);
+            port.send(naks);
+        }
+        sources.end_batch();
+    }
+
+    /// Adds an RNR NAK to the batch if the frame is a request to be held off, which the device would accept without the
+    /// pause.
+    fn hold_off(&mut self, port: &Port, node: &Node<Endpoint>, sources: &mut Sources, arrival: &Arrival<'_>) -> bool {
+        let Ok(packet) = Packet::parse(arrival.frame) else { return false };
+        let operation = packet.header.bth.opcode.info().map(|info| info.operation);
+        if port.held_requests() != HeldRequests::All && operation != Some(Operation::Send) {
+            return false;
+        }
+        let flow = Flow::of(&packet);
+        node.adapter.gids.contains(flow.to)
+            && !node.adapter.faults.is_cut(flow.to.gid)
+            && sources.judge(node, flow.to.beside(flow.from), flow.station) == Verdict::Taken
+            && node
+                .qp(flow.qpn)
+                .is_some_and(|endpoint| self.naks.push_with(MAX_FRAME, |room| endpoint.hold_off(&packet, TIMER, room)))
+    }
+}
