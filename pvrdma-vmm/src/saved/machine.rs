@@ -5,6 +5,7 @@ use std::sync::PoisonError;
 
 use anyhow::{Context, Error, Result, bail, ensure};
 use kvm_ioctls::Kvm;
+use pvrdma_guest_memory::MemoryBudget;
 use pvrdma_pci_function::CONFIG_SIZE;
 use pvrdma_pci_slot::{ConfigPorts, Message, SavedVector, Slot as BusSlot};
 use vm_device::DevicePio;
@@ -19,8 +20,8 @@ use crate::parts::Parts;
 
 /// Maximum number of slots in a stream.
 const MAX_SLOTS: usize = 32;
-/// Maximum number of bytes of a function's state. The functions have their own limits below it.
-const MAX_FUNCTION: usize = 256 << 20;
+/// Maximum number of bytes of a function's state: the default of a device's own limit.
+const MAX_FUNCTION: u64 = MemoryBudget::DEFAULT_LIMIT;
 /// Address register of the bus.
 const PCI_ADDRESS: PioAddress = PioAddress(0xcf8);
 
@@ -139,7 +140,7 @@ impl State {
 }
 
 fn append(to: &mut Vec<u8>, body: &[u8]) -> Result<()> {
-    ensure!(to.len().saturating_add(body.len()) <= MAX_FUNCTION, "the state of a function is too long");
+    ensure!(to.len().saturating_add(body.len()) as u64 <= MAX_FUNCTION, "the state of a function is too long");
     to.extend_from_slice(body);
     Ok(())
 }
@@ -231,7 +232,8 @@ mod tests {
         refuse(&|sender| sender.frame(Kind::Commit, &[]).unwrap(), "a frame Commit");
         refuse(&|sender| sender.frame(Kind::Pages, &[&[0; 9]]).unwrap(), "no pages");
         let long = vec![0; 1 << 20];
-        refuse(&|sender| (0..=256).for_each(|_| sender.frame(Kind::Rdma, &[&long]).unwrap()), "too long");
+        let more = MAX_FUNCTION >> 20;
+        refuse(&|sender| (0..=more).for_each(|_| sender.frame(Kind::Rdma, &[&long]).unwrap()), "too long");
         let big = Vector { vector: 0x1_0000, ..Vector::default() };
         assert!(vector(&big).is_err());
     }
