@@ -31,12 +31,21 @@ pub(crate) struct HostOptions {
     pub(crate) memory_mib: u32,
     /// The vNIC is QEMU's, connected with the daemon (`nic=`).
     pub(crate) qemu_nic: bool,
+    /// The guest comes by a migration through this socket.
+    pub(crate) incoming: Option<PathBuf>,
 }
 
 impl HostOptions {
     /// Returns the options of a host whose network has these keys.
     pub(crate) const fn new(network: String) -> Self {
-        Self { network, device: String::new(), namespace: None, memory_mib: MEMORY_MIB, qemu_nic: false }
+        Self {
+            network,
+            device: String::new(),
+            namespace: None,
+            memory_mib: MEMORY_MIB,
+            qemu_nic: false,
+            incoming: None,
+        }
     }
 }
 
@@ -69,6 +78,10 @@ impl GuestWithDaemon {
             true => builder.nic(Nic { model: NicModel::Vmxnet3, mac: mac.to_owned(), local: guests, remote: ours }),
             false => builder.nic_socket(&ours),
         };
+        let builder = match &options.incoming {
+            Some(socket) => builder.incoming(socket),
+            None => builder,
+        };
         let vm = builder.start()?;
         Ok(Self { vm, daemon })
     }
@@ -76,6 +89,11 @@ impl GuestWithDaemon {
     /// Waits for the guest, sets its addresses and loads the driver.
     pub(crate) fn bring_up(&self, addresses: &[IpAddr], mtu: u32) -> Result<()> {
         self.vm.wait_boot()?;
+        self.bring_up_again(addresses, mtu)
+    }
+
+    /// Sets the addresses and loads the driver of a guest that has booted here or elsewhere.
+    pub(crate) fn bring_up_again(&self, addresses: &[IpAddr], mtu: u32) -> Result<()> {
         bring_up(&self.vm, addresses, mtu)
     }
 

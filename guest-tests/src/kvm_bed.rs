@@ -27,6 +27,8 @@ pub(crate) const DOORBELL_GUESTS: [&str; 2] = ["e", "f"];
 pub(crate) const SAVED_GUEST: &str = "g";
 /// Name of the guest that moves from one process to another. Both have its line open, which is therefore a terminal.
 pub(crate) const MOVING_GUEST: &str = "h";
+/// Name of a guest with which that one communicates.
+pub(crate) const PEER_GUEST: &str = "i";
 /// Network interface of the host, used as uplink.
 pub(crate) const CARD: &str = "eth0";
 const CARD_MAC: &str = "52:54:00:00:04:10";
@@ -91,7 +93,7 @@ impl KvmBed {
         if let Some(path) = std::env::var_os(CLOUD_HYPERVISOR) {
             disk.add(Path::new(&path), "cloud-hypervisor")?;
         }
-        let ports = [&GUESTS[..], &VMM_GUESTS, &DOORBELL_GUESTS, &[SAVED_GUEST]].concat();
+        let ports = [&GUESTS[..], &VMM_GUESTS, &DOORBELL_GUESTS, &[SAVED_GUEST, PEER_GUEST]].concat();
         let ports: Vec<_> = ports.iter().map(|name| (port(name), own.join(format!("{name}.agent")))).collect();
         let ports: Vec<_> = ports.iter().map(|(name, socket)| (name.as_str(), socket.as_path())).collect();
         let (terminal, socket) = (port(MOVING_GUEST), own.join(format!("{MOVING_GUEST}.agent")));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //
-// What our programs for guests share: giving up, the TCP connection on which both sides keep in step, and the steps of a
+// Shared code of the programs for guests: errors, the TCP connection that keeps both sides in step, and the states of a
 // connected queue pair.
 
 #ifndef CONTROL_H
@@ -17,7 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-// What one side needs to know of the other.
+// Address of a queue pair and of its memory, for the peer.
 struct address {
 	uint32_t qpn, psn, rkey, pad;
 	uint64_t base;
@@ -36,20 +36,20 @@ static void fail(const char *format, ...)
 	exit(1);
 }
 
-static void exchange_out(int fd, const void *data, size_t length)
+static inline void exchange_out(int fd, const void *data, size_t length)
 {
 	if (write(fd, data, length) != (ssize_t)length)
 		fail("the control connection broke (write): %s", strerror(errno));
 }
 
-static void exchange_in(int fd, void *data, size_t length)
+static inline void exchange_in(int fd, void *data, size_t length)
 {
 	if (recv(fd, data, length, MSG_WAITALL) != (ssize_t)length)
 		fail("the control connection broke (read): the other side has ended");
 }
 
 // Returns when both sides have called it.
-static void barrier(int fd)
+static inline void barrier(int fd)
 {
 	char byte = 0;
 	exchange_out(fd, &byte, 1);
@@ -57,7 +57,7 @@ static void barrier(int fd)
 }
 
 // Listens, or connects to `server`.
-static int control_connection(const char *server, uint16_t port)
+static inline int control_connection(const char *server, uint16_t port)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port) };
 	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
@@ -88,7 +88,7 @@ static struct ibv_context *open_device(const char *name)
 	return context;
 }
 
-// How a connection is to behave.
+// Parameters of a connection.
 struct connection {
 	unsigned access;
 	uint8_t timeout, retry_cnt, rnr_retry;
@@ -96,10 +96,9 @@ struct connection {
 	int receives_only;
 };
 
-// From RESET to RTS. Not everybody connects.
-__attribute__((unused)) static void connect_queue_pair(struct ibv_qp *qp, const struct address *own,
-							       const struct address *peer, int gid_index,
-							       struct connection how)
+// Moves a queue pair from RESET to RTS.
+static inline void connect_queue_pair(struct ibv_qp *qp, const struct address *own, const struct address *peer,
+				      int gid_index, struct connection how)
 {
 	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = how.access };
 	struct ibv_qp_attr ready = {

@@ -180,7 +180,7 @@ static uint32_t key(const struct side *side, enum where where, bool remote)
 {
 	struct ibv_mr *mr = where == FOREIGN_PD ? side->other_mr : where == NO_ACCESS ? side->plain_mr : side->mr;
 	uint32_t key = remote ? mr->rkey : mr->lkey;
-	// The index of a region that nobody has.
+	// The index of a region that does not exist.
 	return where == BAD_KEY ? key ^ 0x1fff00 : key;
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //
-// A process that means no good: whatever it does, it must harm itself only.
+// A hostile process, which must harm only itself.
 //
 // It has lives, each in a process of its own, whose random numbers follow from the seed and the number of the life. In
-// a life it makes queue pairs, queues and regions as anybody does, and then stores anything into what the library has
+// a life it creates queue pairs, queues and regions as any program does, and then stores anything into what the library has
 // mapped for it (rings, their indices, the doorbell page), posts requests with keys, addresses and lengths that are not
 // its own, connects to queue pairs of others and as others, changes and destroys what it has, and ends: with or without
 // cleaning up, or because its own library stumbles over its rings. It ends when there is a file CALM.
@@ -14,7 +14,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-// It talks to nobody.
+// It communicates with no other program.
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "control.h"
 
@@ -91,7 +91,7 @@ static const struct victim *victim(void)
 	return &victims[below((uint32_t)victim_count)];
 }
 
-// What is mapped and may be written: areas without a name, or those of the device.
+// Writable mappings: areas without a name, or those of the device.
 static void look(struct maps *maps, int of_device)
 {
 	FILE *file = fopen("/proc/self/maps", "r");

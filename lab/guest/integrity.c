@@ -139,7 +139,7 @@ static struct ibv_wc complete(const struct side *side, const struct round *round
 	while ((count = ibv_poll_cq(side->cq, 1, &wc)) == 0) {
 		if (ibv_req_notify_cq(side->cq, 0))
 			fail("cannot arm the completion queue");
-		// What came before the arming raises no event.
+		// Completions from before the arming raise no event.
 		if ((count = ibv_poll_cq(side->cq, 1, &wc)) != 0)
 			break;
 		if (ibv_get_cq_event(side->cq->channel, &cq, &context))

@@ -101,7 +101,7 @@ static int datagrams(const char *own)
 	return socket_;
 }
 
-// Why a connection fell back to TCP (SMC_CLC_DECL in the kernel).
+// Reason for which a connection fell back to TCP (SMC_CLC_DECL in the kernel).
 static unsigned reason(struct nlmsghdr *header)
 {
 	struct rtattr *attribute = (void *)((char *)NLMSG_DATA(header) + NLMSG_ALIGN(sizeof(struct smc_diag_msg)));

@@ -5,7 +5,7 @@
 //
 // Each of the THREADS threads has a queue pair with a completion queue of its own, and one whose completions go to a
 // queue that all threads poll; one more queue pair they all post to. Both sides send the same number of messages at the
-// same time. A message says from which seed its bytes come, so whoever finds it can check it; the sums of the seeds are
+// same time. A message says from which seed its bytes come, so the thread that receives it can check it; the sums of the seeds are
 // compared at the end, so that no message is missing, doubled, or in another queue pair's place.
 
 #include <inttypes.h>

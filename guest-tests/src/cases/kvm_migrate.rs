@@ -7,8 +7,11 @@ use anyhow::{Context, Result, ensure};
 
 use super::case::Case;
 use super::kernel_log;
-use super::kvm_saved::{ADDRESS, COUNT, MAC, MEMORY, Machine, PATIENT, on_hosts};
-use crate::kvm_bed::{KvmBed, KvmBeds, MOVING_GUEST};
+use super::kvm_saved::{ADDRESS, COUNT, MAC, MEMORY, MTU, Machine, PATIENT, on_hosts, start};
+use super::kvm_traffic::Traffic;
+use crate::endpoints::bring_up;
+use crate::image::GuestImage;
+use crate::kvm_bed::{KvmBed, KvmBeds, MOVING_GUEST, PEER_GUEST};
 use crate::vm::{Job, Vm};
 
 /// Sockets of destinations on the host, and the numbers of their uplinks.
@@ -16,26 +19,31 @@ const THERE: (&str, u8) = ("/run/there.sock", 2);
 const BACK: (&str, u8) = ("/run/back.sock", 1);
 /// Address of the host on the bridge.
 const HOST: Ipv4Addr = Ipv4Addr::new(192, 168, 84, 2);
+/// Addresses of a guest of another VMM, which does not move.
+const PEER: Ipv4Addr = Ipv4Addr::new(192, 168, 84, 3);
+const PEER_MAC: &str = "52:54:00:00:04:12";
+/// Uplink of the peer.
+const PEER_LINK: &str = "--uplink af_packet:veth3";
 
 const WHEN: &str = "takes minutes; runs when asked for: --only kvm/migrate";
 
 /// Returns the case `kvm/migrate`.
 pub(crate) fn cases(beds: &KvmBeds) -> Vec<Case> {
     let beds = beds.clone();
-    let run = move |image: &_| {
+    let run = move |image: &GuestImage| {
         let options = format!("--uplink af_packet:veth1 --migrate {}", THERE.0);
-        on_hosts(|| Machine::boot(image, &beds, MOVING_GUEST, &options, bridge), migrate)
+        on_hosts(|| Machine::boot(image, &beds, MOVING_GUEST, &options, bridge), |machine| migrate(image, machine))
     };
     vec![Case::alone("kvm/migrate", run).slow(WHEN)]
 }
 
-/// Sets up a bridge with two interfaces for uplinks, and `rdma_rxe` on it.
+/// Sets up a bridge with interfaces for uplinks, and `rdma_rxe` on it.
 fn bridge(bed: &KvmBed) -> Result<()> {
     bed.vm()
         .run(&format!(
             "[ -e /sys/class/net/br0 ] && exit
              modprobe -a bridge veth af_packet ib_uverbs rdma_ucm rdma_rxe && ip link add br0 type bridge || exit
-             for number in 1 2; do
+             for number in 1 2 3; do
                  ip link add veth$number type veth peer name port$number || exit
                  ip link set port$number master br0 up && ip link set veth$number up || exit
              done
@@ -50,28 +58,55 @@ fn incoming((socket, uplink): (&str, u8)) -> String {
 }
 
 /// A guest moves to another process, back to the first interface, and there again. Its programs, its clock, and its
-/// connections to itself and to the host continue. Before, a migration is cancelled, and a destination that does not
-/// fit refuses the guest.
-fn migrate(machine: &Machine) -> Result<String> {
+/// connections to itself and to the host continue. Before, a migration is cancelled, a destination that does not fit
+/// refuses the guest, and a destination is killed. At the end a source is killed.
+fn migrate(image: &GuestImage, machine: &Machine) -> Result<String> {
     let Machine { vm, vmm, bed, .. } = machine;
     machine.exchange().context("before the migration")?;
     let _counting = vm.spawn(COUNT)?;
     vm.wait_until("[ -s /run/count ]", PATIENT)?;
     cancelled(machine).context("a migration that is cancelled")?;
     refused(machine).context("another machine")?;
+    destination_killed(machine).context("a destination that is killed")?;
 
-    let (guest, host) = ((vm, ADDRESS), (bed.vm(), HOST));
-    let pings = [(guest, guest), (guest, host), (host, guest)].into_iter().zip(7174..);
-    let pings = pings.map(|((from, to), port)| Pings::start(from.0, to, port)).collect::<Result<Vec<_>>>()?;
-    let (first, there) = moved(machine, vmm, &pings, THERE, Some(BACK))?;
-    let (second, back) = moved(machine, &there, &pings, BACK, Some(THERE)).context("second move")?;
-    let (third, _there) = moved(machine, &back, &pings, THERE, None).context("third move")?;
-    let counts = pings.iter().map(Pings::count).collect::<Result<Vec<_>>>()?;
-    pings.iter().try_for_each(Pings::end)?;
+    let (peer, _peer_vmm) = start_peer(image, bed).context("the peer")?;
+    let (guest, host, peer) = ((vm, ADDRESS), (bed.vm(), HOST), (&peer, PEER));
+    let traffic = vec![
+        Traffic::pings(vm, guest, 7174)?,
+        Traffic::pings(vm, host, 7175)?,
+        Traffic::pings(bed.vm(), guest, 7176)?,
+        Traffic::pings(vm, peer, 7177)?,
+        Traffic::pings(peer.0, guest, 7178)?,
+        Traffic::writes(vm, host)?,
+        Traffic::stream(vm, host)?,
+        Traffic::disk(vm, host)?,
+    ];
+    let (first, there) = moved(machine, vmm, &traffic, THERE, Some(BACK))?;
+    let (second, back) = moved(machine, &there, &traffic, BACK, Some(THERE)).context("second move")?;
+    let (third, there) = moved(machine, &back, &traffic, THERE, Some(BACK)).context("third move")?;
+    let notes = traffic.iter().map(Traffic::note).collect::<Result<Vec<_>>>()?.join(", ");
+    traffic.into_iter().try_for_each(Traffic::end)?;
     machine.exchange().context("after the migration")?;
     kernel_log::check(vm)?;
     kernel_log::check(bed.vm())?;
-    Ok(format!("{first}; {second}; {third}; messages to itself, to the host, and from the host: {counts:?}"))
+    source_killed(machine, &there).context("a source that is killed")?;
+    Ok(format!("{first}; {second}; {third}; progress of programs: {notes}"))
+}
+
+/// Boots the guest of another VMM.
+fn start_peer(image: &GuestImage, bed: &KvmBed) -> Result<(Vm, Job)> {
+    let prepared = bed.prepare(image, PEER_GUEST)?;
+    let vmm = start(bed, PEER_GUEST, PEER_LINK, PEER_MAC, MEMORY)?;
+    let vm = prepared.accept(bed.vm().process())?;
+    vm.wait_boot()?;
+    bring_up(&vm, &[PEER.into()], MTU)?;
+    Ok((vm, vmm))
+}
+
+/// Returns a shell word for the process id of a VMM of the moving guest: the oldest (`-o`), or the newest (`-n`).
+fn process(option: &str) -> String {
+    // The brackets keep the pattern from matching the shell that contains it.
+    format!("$(pgrep {option} -f 'pvrdma-vm[m] .*name={MOVING_GUEST},')")
 }
 
 /// A destination with less memory refuses the machine, which stays.
@@ -90,21 +125,54 @@ fn refused(machine: &Machine) -> Result<()> {
 fn cancelled(machine: &Machine) -> Result<()> {
     let host = machine.bed.vm();
     let destination = listen(machine, THERE, Some(BACK), MEMORY)?;
-    host.run("kill -USR1 $(pgrep -n -x pvrdma-vmm) && kill -STOP $(pgrep -n -x pvrdma-vmm)")?;
+    host.run(&format!("kill -USR1 {0} && kill -STOP {0}", process("-n")))?;
     request(host)?;
     machine.vmm.wait_for_output("migrates to ", PATIENT)?;
-    host.run("kill -USR2 $(pgrep -o -x pvrdma-vmm) && kill -CONT $(pgrep -n -x pvrdma-vmm)")?;
+    host.run(&format!("kill -USR2 {} && kill -CONT {}", process("-o"), process("-n")))?;
     machine.vmm.wait_for_output("cancelled; the machine goes on", PATIENT)?;
     let ended = destination.wait(PATIENT)?;
     ensure!(ended.code == 1 && ended.text.contains("nothing runs here"), "{}: {}", ended.code, ended.text);
     machine.continues(machine.progress()?).map(drop)
 }
 
+/// A destination is killed when the source has connected. The machine stays.
+fn destination_killed(machine: &Machine) -> Result<()> {
+    let host = machine.bed.vm();
+    let _destination = begin(machine, THERE)?;
+    host.run(&format!("kill -KILL {}", process("-n")))?;
+    machine.vmm.wait_for_output("Connection reset", PATIENT)?;
+    host.run(&format!("rm {}", THERE.0))?;
+    machine.continues(machine.progress()?).map(drop)
+}
+
+/// A source is killed when it has connected. The destination has no machine to run, and ends.
+fn source_killed(machine: &Machine, source: &Job) -> Result<()> {
+    let host = machine.bed.vm();
+    let destination = begin(machine, BACK)?;
+    host.run(&format!("kill -KILL {} && kill -CONT {}", process("-o"), process("-n")))?;
+    let ended = destination.wait(PATIENT)?;
+    ensure!(ended.code == 1 && ended.text.contains("nothing runs here"), "{}: {}", ended.code, ended.text);
+    source.wait(PATIENT)?;
+    host.run(&format!("[ -z \"{}\" ]", process("-o"))).map(drop).context("a VMM still runs")
+}
+
+/// Begins a migration to a destination that is stopped, and waits until the source has connected.
+fn begin(machine: &Machine, to: (&str, u8)) -> Result<Job> {
+    let host = machine.bed.vm();
+    let destination = listen(machine, to, None, MEMORY)?;
+    host.run(&format!("kill -STOP {}", process("-n")))?;
+    request(host)?;
+    // The source has connected and introduced the machine when its thread waits for an answer.
+    let thread = format!("$(dirname $(grep -lx migration /proc/{}/task/*/comm))", process("-o"));
+    host.wait_until(&format!("grep -q unix_stream {thread}/wchan"), PATIENT)?;
+    Ok(destination)
+}
+
 /// Moves the guest from `source` to a new VMM, which can move it on. Returns a note, and the new VMM.
 fn moved(
     machine: &Machine,
     source: &Job,
-    pings: &[Pings<'_>],
+    traffic: &[Traffic<'_>],
     to: (&str, u8),
     next: Option<(&str, u8)>,
 ) -> Result<(String, Job)> {
@@ -116,7 +184,7 @@ fn moved(
     ensure!(said.contains(&format!("{MOVING_GUEST}: moved")) && rounds.len() >= 2, "the VMM said:\n{said}");
     let continued = || {
         let counted = machine.continues(before)?;
-        pings.iter().try_for_each(Pings::continue_).map(|()| counted)
+        traffic.iter().try_for_each(Traffic::continues).map(|()| counted)
     };
     let counted = continued().with_context(|| format!("after the move\n{}", destination.output()))?;
     let stood_still = said.lines().find(|line| line.contains("stood still")).context("no time in the output")?;
@@ -135,48 +203,5 @@ fn listen(machine: &Machine, to: (&str, u8), next: Option<(&str, u8)>, memory: &
 
 /// Requests the migration from the VMM that has run for the longest time.
 fn request(host: &Vm) -> Result<()> {
-    host.run("kill -USR1 $(pgrep -o -x pvrdma-vmm)").map(drop)
-}
-
-/// A connection on which messages go there and back, and are compared.
-struct Pings<'a> {
-    from: &'a Vm,
-    /// File with a line for each message.
-    file: String,
-    server: Job,
-    client: Job,
-}
-
-impl<'a> Pings<'a> {
-    /// Connects a client to a server at this address and port.
-    fn start(from: &'a Vm, (to, address): (&'a Vm, Ipv4Addr), port: u16) -> Result<Self> {
-        let file = format!("/run/pings-{port}");
-        from.run(&format!(": > {file}"))?;
-        let server = to.spawn(&format!("rping -s -V -S 64 -a {address} -p {port}"))?;
-        to.wait_until(&format!("rdma resource show cm_id | grep LISTEN | grep -q ':{port} '"), PATIENT)?;
-        let client = from.spawn(&format!("stdbuf -oL rping -c -V -v -S 64 -a {address} -p {port} > {file}"))?;
-        let pings = Self { from, file, server, client };
-        pings.continue_().with_context(|| format!("before the migration, port {port}"))?;
-        Ok(pings)
-    }
-
-    fn count(&self) -> Result<u64> {
-        self.from.run(&format!("wc -l < {}", self.file))?.trim().parse().context("lines of a file")
-    }
-
-    /// Checks that messages arrive.
-    fn continue_(&self) -> Result<()> {
-        let more = format!("[ $(wc -l < {}) -gt {} ]", self.file, self.count()?.saturating_add(5));
-        let context = || format!("{}\n{}", self.client.output(), self.server.output());
-        self.from.wait_until(&more, PATIENT).with_context(context)
-    }
-
-    /// Ends both programs, which must not have ended.
-    fn end(&self) -> Result<()> {
-        for job in [&self.client, &self.server] {
-            ensure!(job.is_running(), "it has ended: {}\n{}", job.title(), job.output());
-        }
-        self.client.kill()?;
-        self.server.kill()
-    }
+    host.run(&format!("kill -USR1 {}", process("-o"))).map(drop)
 }

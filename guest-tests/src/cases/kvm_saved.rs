@@ -21,7 +21,7 @@ use crate::vmm_pair::{COMMAND_LINE, STATE};
 pub(super) const MAC: &str = "52:54:00:00:04:11";
 pub(super) const MEMORY: &str = "512M";
 pub(super) const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 168, 84, 1);
-const MTU: u32 = 1500;
+pub(super) const MTU: u32 = 1500;
 /// File on the host that the VM is saved to.
 const FILE: &str = "/run/saved.state";
 /// Maximum time to write or read it.
@@ -135,7 +135,7 @@ impl Machine {
 }
 
 /// Starts the VMM with one VM on the host.
-fn start(bed: &KvmBed, guest: &str, options: &str, mac: &str, memory: &str) -> Result<Job> {
+pub(super) fn start(bed: &KvmBed, guest: &str, options: &str, mac: &str, memory: &str) -> Result<Job> {
     let line = format!("{COMMAND_LINE}{}", watchdog(PATIENCE));
     bed.vm().spawn(&format!(
         "RUST_BACKTRACE=1 RUST_LOG=info exec {} {TOOLS}/pvrdma-vmm --kernel {} --append '{line}' {options} --vm \

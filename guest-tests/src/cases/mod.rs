@@ -38,6 +38,7 @@ mod kvm_doorbells;
 mod kvm_migrate;
 mod kvm_qemu;
 mod kvm_saved;
+mod kvm_traffic;
 #[cfg(feature = "suite")]
 mod lab;
 #[cfg(feature = "suite")]
@@ -59,9 +60,12 @@ mod open_vswitch;
 mod package;
 #[cfg(feature = "suite")]
 mod packets;
+#[cfg(feature = "suite")]
+mod paused_peer;
 pub(crate) mod perftest;
 pub(crate) mod pingpong;
 mod programs;
+mod qemu_migrate;
 mod qemu_nic;
 mod readme;
 mod recipe;
@@ -139,6 +143,8 @@ fn of_the_device() -> Vec<Case> {
     cases.extend(guests::cases());
     cases.extend(interop::cases());
     #[cfg(feature = "suite")]
+    cases.extend(paused_peer::cases());
+    #[cfg(feature = "suite")]
     cases.extend(iwarp::cases());
     cases.extend(host_adapter::cases());
     cases.extend(host_adapter_cm::cases());
@@ -150,6 +156,7 @@ fn of_the_device() -> Vec<Case> {
     cases.extend(evpn::cases());
     cases.extend(nic::cases());
     cases.extend(qemu_nic::cases());
+    cases.extend(qemu_migrate::cases());
     cases.extend(doorbells::cases());
     #[cfg(feature = "suite")]
     cases.extend(dumbbell::cases());

@@ -67,7 +67,7 @@ const UCX: System = System {
 struct Suite {
     /// Name of its script in `guest-tests/suites`.
     name: &'static str,
-    /// Where it runs.
+    /// Machines on which it runs.
     system: System,
     /// Number of guests.
     guests: u8,

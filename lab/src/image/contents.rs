@@ -25,7 +25,7 @@ struct Package {
     /// Name of the source package.
     source: String,
     source_version: String,
-    /// Where Debian keeps the sources of all its versions.
+    /// Archive with the sources of all versions of Debian's packages.
     source_url: String,
     /// Short names of the licences, if the copyright file is machine-readable.
     licences: BTreeSet<String>,

@@ -14,12 +14,13 @@ pub(super) type Program = (&'static str, &'static str);
 /// Compares all data that queue pairs move.
 pub(super) const INTEGRITY: Program = ("integrity", include_str!("../../guest/integrity.c"));
 
-const PROGRAMS: [Program; 6] = [
+const PROGRAMS: [Program; 7] = [
     INTEGRITY,
     ("errors", include_str!("../../guest/errors.c")),
     ("multicast", include_str!("../../guest/multicast.c")),
     ("threads", include_str!("../../guest/threads.c")),
     ("hostile", include_str!("../../guest/hostile.c")),
+    ("requests", include_str!("../../guest/requests.c")),
     ("xdp", include_str!("../../guest/xdp.c")),
 ];
 
@@ -34,6 +35,7 @@ pub(crate) const KEY: &str = concat!(
     include_str!("../../guest/multicast.c"),
     include_str!("../../guest/threads.c"),
     include_str!("../../guest/hostile.c"),
+    include_str!("../../guest/requests.c"),
     include_str!("../../guest/xdp.c")
 );
 

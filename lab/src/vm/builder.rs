@@ -101,6 +101,8 @@ pub struct VmBuilder {
     pub(super) ticks: bool,
     /// The clocks count instructions.
     pub(super) virtual_time: bool,
+    /// Socket through which the machine comes from another one, in place of a boot.
+    pub(super) incoming: Option<PathBuf>,
 }
 
 /// A serial port.
@@ -153,6 +155,7 @@ impl VmBuilder {
             ends_with_guest: false,
             ticks: false,
             virtual_time: false,
+            incoming: None,
         }
     }
 
@@ -299,6 +302,12 @@ impl VmBuilder {
     /// timer while it is idle. So the load of this machine has no effect on the guest.
     pub fn virtual_time(mut self) -> Self {
         self.virtual_time = true;
+        self
+    }
+
+    /// Waits for the state of another machine on this Unix socket instead of booting.
+    pub fn incoming(mut self, socket: &Path) -> Self {
+        self.incoming = Some(socket.to_owned());
         self
     }
 }

@@ -2,6 +2,8 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -32,6 +34,23 @@ impl Vm {
     /// Wakes the machine from suspend to RAM.
     pub fn wake_up(&self) -> Result<()> {
         self.monitor(&json!({ "execute": "system_wakeup" })).map(drop)
+    }
+
+    /// Moves the machine to the QEMU that waits on this socket, and waits until it runs there.
+    pub fn migrate(&self, socket: &Path, limit: Duration) -> Result<()> {
+        let uri = format!("unix:{}", socket.display());
+        self.monitor(&json!({ "execute": "migrate", "arguments": { "uri": uri } }))?;
+        let deadline = Instant::now() + limit;
+        loop {
+            let answer = self.monitor(&json!({ "execute": "query-migrate" }))?;
+            match answer["return"]["status"].as_str() {
+                Some("completed") => return Ok(()),
+                Some("failed" | "cancelled") => bail!("{}: the migration has failed: {answer}", self.name),
+                _ if Instant::now() > deadline => bail!("{}: the migration does not end: {answer}", self.name),
+                // The monitor sends no event for the end unless it is asked to before.
+                _ => std::thread::sleep(Duration::from_millis(100)),
+            }
+        }
     }
 
     /// Sends a request to the monitor and returns its answer.

@@ -106,6 +106,9 @@ pub(super) fn boot_arguments(vm: &VmBuilder, initramfs: &Path, agent: Line<'_>, 
     if vm.ends_with_guest {
         arguments.add("action", "reboot=shutdown");
     }
+    if let Some(socket) = &vm.incoming {
+        arguments.add("incoming", format!("unix:{}", socket.display()));
+    }
     arguments.add("kernel", vm.image.kernel().display().to_string());
     arguments.add("initrd", initramfs.display().to_string());
     arguments.add("append", kernel_command_line(vm));

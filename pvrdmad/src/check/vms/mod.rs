@@ -148,7 +148,7 @@ fn judge_machine(name: &str, machine: &Machine, device: &Device, found: &mut Fin
             Severity::Error,
             name,
             "its VM waits for a migration (-incoming), which QEMU does not refuse and the device does not survive",
-            "do not migrate, save or snapshot this VM; unplug the device before",
+            "do not migrate, save or snapshot this VM unless its guest has removed the device (docs/migration.md, QEMU)",
         );
     }
 }
