@@ -6,29 +6,40 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use pvrdma_dev::testing::{
     Buffer, Cq, Driver, Encoded, GuestMemory, Mr, Path, Pd, Placement, Qp, QpInit, SendWr, TestDevice, access,
 };
+use pvrdma_ether_link::af_packet::AfPacketLink;
 use pvrdma_guest_memory::MemoryBudget;
-use pvrdma_rxe::{Rxe, RxeConfig};
+use pvrdma_pci_function::PciFunction;
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, RxeStation};
 use pvrdma_verbs::testing::gid;
 
 use super::figure::Figure;
 use crate::daemon::{Daemon, DaemonDevice};
 use crate::device_pair::{Side, SideOptions, connect, connected_at, mac, spin};
+use crate::namespaces::ip;
 
 /// Number of queue pairs, and of regions, of the large device.
 const OBJECTS: usize = 10_000;
+/// Number of connected queue pairs of a device that moves.
+const MOVED: usize = 1000;
 /// Number of busy queue pairs.
 const BUSY: u32 = 64;
 /// Size of a write of the busy queue pairs.
 const WRITE: usize = 64 << 10;
+/// MTU of network interfaces.
+const VETH_MTU: u32 = 4500;
+/// Maximum time for a write.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
     let mut figures = vec![idle()?];
     figures.extend(objects(runs)?);
     figures.push(pause(runs)?);
+    figures.push(move_of_connections(runs)?);
+    figures.push(torn_apart(runs)?);
     figures.push(hand_over(runs)?);
     for size in [64, WRITE] {
         figures.push(dirty_log(size, runs)?);
@@ -65,6 +76,12 @@ impl Machine {
         let mut state = Vec::new();
         self.test.device.save(&mut state)?;
         Ok(state)
+    }
+
+    /// Starts the log of written pages, as a VMM does for a live migration. The connections of other saved devices end.
+    fn log_writes(&self) -> Result<()> {
+        let (space, budget) = (self.test.memory.space(), MemoryBudget::new(MemoryBudget::DEFAULT_LIMIT));
+        Ok(space.start_dirty_log(&[self.test.memory.part(0)], &budget)?)
     }
 
     fn end(&self) -> End<'_> {
@@ -205,6 +222,113 @@ fn pause(runs: usize) -> Result<Figure> {
     })?;
     let title = format!("pause of a device with {BUSY} busy QPs");
     Ok(Figure::against_target("state/pause", title, "ms", true, times, 1.0))
+}
+
+/// Time for which a device stands still in a migration because of its own work: the VMM and the network take none.
+fn move_of_connections(runs: usize) -> Result<Figure> {
+    let machine = Machine::new(&new_backend()?, 1, 64 << 20)?;
+    let mut qps = Vec::with_capacity(MOVED);
+    for _ in 0..MOVED {
+        let init = QpInit { max_send_wr: 16, max_recv_wr: 16, ..QpInit::rc(&machine.pd, &machine.cq) };
+        let mut qp = machine.driver.create_qp(&init)?;
+        qp.connect(&Path::to(gid(2), qp.qpn))?;
+        qps.push(qp);
+    }
+    machine.log_writes()?;
+    let mut times = Vec::new();
+    for _ in 0..runs {
+        let (next, space) = (new_backend()?, machine.test.memory.another_space());
+        let successor = machine.test.successor(&next, TestDevice::<Rxe>::config(1), space);
+        let start = Instant::now();
+        let state = machine.saved()?;
+        successor.device.restore_alone(&mut &*state)?;
+        successor.device.finish_restore()?;
+        ensure!(successor.device.resume(), "the device does not continue");
+        times.push(milliseconds(start.elapsed()));
+        // The migration has failed for the source, which continues for the next run.
+        drop(successor);
+        ensure!(machine.test.device.resume(), "the device does not continue");
+    }
+    let title = format!("pause, save, restore and start of a device with {MOVED} connected QPs");
+    Ok(Figure::against_target("state/move", title, "ms", true, times, 30.0))
+}
+
+/// Two network interfaces with a cable between them, removed on drop.
+struct Veth([String; 2]);
+
+impl Veth {
+    fn new() -> Result<Self> {
+        let ends = ["a", "b"].map(|end| format!("bench{}{end}", std::process::id()));
+        let [a, b] = &ends;
+        ip(&format!("link add {a} mtu {VETH_MTU} type veth peer name {b} mtu {VETH_MTU}"))?;
+        let veth = Self(ends.clone());
+        ends.iter().try_for_each(|end| ip(&format!("link set {end} up")))?;
+        Ok(veth)
+    }
+}
+
+impl Drop for Veth {
+    fn drop(&mut self) {
+        // The other end goes with it.
+        if let Err(error) = ip(&format!("link delete {}", self.0[0])) {
+            log::warn!("{error:#}");
+        }
+    }
+}
+
+/// Connects the port of a host's device with an interface.
+fn plug(backend: &Rxe, host: u8, interface: &str) -> Result<RxeStation> {
+    let station = backend.station(mac(host));
+    let link = Arc::new(AfPacketLink::open(interface, mac(host))?);
+    station.plug(PortConfig::new(link, VETH_MTU).with_rules(PortRules::default().with_negotiate(true)))?;
+    Ok(station)
+}
+
+/// Time from the start of a device at another host until the next write of its former neighbour completes.
+fn torn_apart(runs: usize) -> Result<Figure> {
+    let veth = Veth::new().context("network interfaces need root")?;
+    let times = (0..runs).map(|_| tear_apart(&veth)).collect::<Result<Vec<_>>>()?;
+    let title = "first write over a veth pair to a device that has moved away from the same host".to_owned();
+    Ok(Figure::against_target("state/torn-apart", title, "ms", true, times, 5.0))
+}
+
+fn tear_apart(Veth([here, there]): &Veth) -> Result<f64> {
+    let (first, second) = (new_backend()?, new_backend()?);
+    let _stations = [plug(&first, 1, here)?, plug(&first, 2, here)?, plug(&second, 2, there)?];
+    let (mut a, b) = (Machine::new(&first, 1, 16 << 20)?, Machine::new(&first, 2, 16 << 20)?);
+    let [mut requester, _responder] = connection(&a.end(), &b.end())?;
+    let write = SendWr::write(0, &[a.buffer.sge(&a.mr, 0, 64)], b.buffer.va(), b.mr.rkey);
+    let post = |requester: &mut Qp| {
+        let element = requester.encode(&write);
+        ensure!(requester.post_encoded(&[element], 1) == 1, "the send ring is full");
+        Ok(())
+    };
+    let mut complete = || {
+        let start = Instant::now();
+        loop {
+            match a.cq.reap(1) {
+                (1, 0) => return Ok(()),
+                (_, 1..) => bail!("a write has failed"),
+                _ if start.elapsed() > PATIENCE => bail!("a write does not complete"),
+                _ => thread::yield_now(),
+            }
+        }
+    };
+    post(&mut requester)?;
+    complete()?;
+    b.log_writes()?;
+    let state = b.saved()?;
+    post(&mut requester)?;
+    let successor = b.test.successor(&second, TestDevice::<Rxe>::config(2), b.test.memory.another_space());
+    successor.device.restore_alone(&mut &*state)?;
+    successor.device.finish_restore()?;
+    b.test.device.leave();
+    PciFunction::reset(&*b.test.device);
+    b.test.device.resume();
+    let start = Instant::now();
+    successor.device.resume();
+    complete()?;
+    Ok(milliseconds(start.elapsed()))
 }
 
 /// Longest time between two completions of busy queue pairs while their daemon's processes are replaced.
