@@ -40,7 +40,7 @@ pub(crate) struct Adapter {
     pub(crate) mappings: Limit,
     /// Creates address handles.
     pub(crate) resolver: Resolver,
-    /// Where queue pairs meet the thread that connects them through the host.
+    /// Queue pairs that wait for the thread that connects them through the host.
     pub(crate) cm_paths: CmPaths,
     /// Entry of the device among those of this process.
     pub(crate) member: Arc<Member>,

@@ -56,7 +56,7 @@ pub(crate) enum Command {
     HoldLastFrame {
         /// An SVG by svg-term.
         picture: PathBuf,
-        /// Where to write the frame.
+        /// File for the frame.
         result: PathBuf,
     },
     /// Boot two guests and keep them until Enter is pressed. Commands can be typed to either.
@@ -126,7 +126,7 @@ pub(crate) enum HostAdapterCommand {
     },
     /// Two devices of a daemon, over their sockets: the same operations, errors and integrity checks.
     Sockets {
-        /// Where the daemon listens.
+        /// Sockets of the daemon.
         #[arg(num_args = 2)]
         sockets: Vec<PathBuf>,
         /// Traffic instead, until killed.
@@ -276,10 +276,10 @@ const PARTS: [&str; 15] = [
 /// Options of `bench`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BenchOptions {
-    /// Where to write the results.
+    /// File for the results.
     #[arg(long, value_name = "FILE", default_value = "target/bench/results.json")]
     pub(crate) output: PathBuf,
-    /// How often each measurement is repeated; the median counts.
+    /// Number of runs of each measurement; the median counts.
     #[arg(long, default_value_t = 5)]
     pub(crate) runs: usize,
     /// Leave out measurements that need virtual machines.

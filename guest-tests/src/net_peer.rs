@@ -33,7 +33,7 @@ pub(crate) enum NetPeer {
         /// Bytes of each.
         #[arg(long)]
         bytes: u64,
-        /// How many.
+        /// Number of streams.
         #[arg(long, default_value_t = 1)]
         connections: usize,
     },

@@ -49,7 +49,7 @@ pub struct FailedQueuePair {
 pub struct Failures {
     /// The failed queue pairs, oldest first.
     pub failures: Vec<FailedQueuePair>,
-    /// Networks whose process does not answer: failures of theirs are missing.
+    /// Networks whose process does not answer, so their failures are missing.
     #[serde(default)]
     pub silent: Vec<String>,
 }

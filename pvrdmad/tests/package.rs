@@ -43,7 +43,7 @@ fn manual_pages_and_completions() {
     for page in names(&man) {
         let output =
             Command::new("man").args(["--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z"]).arg(man.join(&page)).output();
-        // Where there is no man, nothing can be said.
+        // Without `man` there is nothing to check.
         let Ok(output) = output else { break };
         assert!(output.stderr.is_empty(), "{page}: {output:?}");
     }
@@ -324,7 +324,7 @@ fn the_archive_installs() {
         assert!(path.starts_with("/usr/local/"), "{path} belongs to a package");
         run(&format!("ls {}", path.trim_end_matches('.')));
     }
-    // Where there is no man, nothing can be said.
+    // Without `man` there is nothing to check.
     if Command::new("man").arg("--version").output().is_ok() {
         for page in ["1 pvrdmad", "1 pvrdmad-status", "1 pvrdma-guest-check", "5 pvrdmad.toml"] {
             run(&format!("man -M /usr/local/share/man -w {page}"));

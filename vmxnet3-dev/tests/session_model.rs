@@ -23,7 +23,7 @@ const ALL: Has = Has { locked: true, told: true };
 
 /// State that device, driver and sending thread share.
 struct World {
-    /// Whether there is a session, and which.
+    /// Number of the session; 0 without one.
     session: RwLock<usize>,
     /// Buffers of the guest, in any session.
     buffers: AtomicUsize,

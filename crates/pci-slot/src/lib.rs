@@ -48,7 +48,7 @@
 //! use vm_device::device_manager::{IoManager, MmioManager, PioManager};
 //! use vm_memory::GuestMemoryMmap;
 //!
-//! /// Where BARs are, in the guest's memory: nothing else is there.
+//! /// Guest-physical addresses of BARs, which nothing else uses.
 //! const HOLE: u64 = 0xc000_0000;
 //! const HOLE_SIZE: u64 = 0x3000_0000;
 //!

@@ -21,7 +21,7 @@ use pvrdma_verbs_types::{
 
 const IP: fn(u8) -> [u8; 4] = |end| [10, 0, 0, end];
 
-/// How much of an input is taken as it is.
+/// Part of an input that is used as it is.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 struct Wild(u8);
 

@@ -22,7 +22,7 @@ const QPS: u8 = 4;
 
 #[derive(Arbitrary, Debug)]
 struct Input {
-    /// Whether each guest's queues belong to a process or to its kernel.
+    /// The queues of each guest belong to a process, and otherwise to its kernel.
     user: [bool; 2],
     steps: Steps<(bool, Step)>,
 }

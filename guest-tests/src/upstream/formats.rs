@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// How a case ended.
+/// Result of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// It ran and found no error.

@@ -1,4 +1,4 @@
-//! Why cases fail, and which side has the cause.
+//! Reasons for which cases fail, and the side that has the cause.
 
 use std::fmt;
 

@@ -293,7 +293,7 @@ pub struct Running {
     pub output: Option<Lines<BufReader<ChildStdout>>>,
     lines: Option<BufReader<ChildStderr>>,
     log: Option<File>,
-    /// How it was started.
+    /// Its command line and environment.
     pub setup: TestDaemon,
 }
 

@@ -17,9 +17,9 @@ use super::socket::{self, MAX_MESSAGES};
 pub(super) struct Sent {
     /// Number of frames that need not be offered again.
     pub(super) taken: usize,
-    /// How many of these were not sent.
+    /// Number of these that were not sent.
     pub(super) lost: usize,
-    /// How many of these the kernel rejects in this form (`EINVAL`).
+    /// Number of these that the kernel rejects in this form (`EINVAL`).
     pub(super) refused: usize,
     /// Error that ended the call before all frames were taken.
     pub(super) error: Option<Errno>,

@@ -22,7 +22,7 @@ const PACKETS: u32 = 256;
 const MTU: u32 = 256;
 const MESSAGES: u64 = 40;
 
-/// What a link does to packets, each in ten-thousandths.
+/// Faults of a link, in packets per ten thousand.
 #[derive(Clone, Copy, Debug, Default)]
 struct Faults {
     loss: u64,

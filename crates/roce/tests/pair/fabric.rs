@@ -14,7 +14,7 @@ use pvrdma_roce::{
 
 use super::net::{End, Random, Setup};
 
-/// What one direction of a line does to frames.
+/// Faults of one direction of a line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Line {
     /// Bytes per second.
@@ -141,7 +141,7 @@ impl Station {
     }
 }
 
-/// Where a frame arrives.
+/// Destination of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Place {
     Switch,
@@ -151,7 +151,7 @@ enum Place {
 /// When, in which order, where, of which connection, at which end (or on its way there), and the frame.
 type Event = Reverse<(Duration, u64, Place, usize, usize, Vec<u8>)>;
 
-/// What the switch saw.
+/// Counts of the switch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
     /// Frames that left, and frames that found the queue full.
@@ -171,7 +171,7 @@ pub(crate) struct Fabric {
     pub(crate) seen: [Seen; 2],
     /// Quiet periods: of the ends of a side, which have the same peer, or of each host.
     quiet: Vec<[Quiet; 2]>,
-    /// Whether each end is a host of its own.
+    /// Each end is a host of its own.
     pub(crate) hosts: bool,
     /// The links from each end to the switch.
     access: Vec<[Link; 2]>,

@@ -74,11 +74,11 @@ enum Kind {
 struct Play {
     now: Duration,
     ends: [End; 2],
-    /// What is on its way to each end.
+    /// Frames on their way to each end.
     flying: [Vec<Vec<u8>>; 2],
-    /// What was posted at each end.
+    /// Requests that were posted at each end.
     posted: [Vec<(Kind, u32)>; 2],
-    /// How many messages of each end, and receives.
+    /// Numbers of messages of each end, and of receives.
     sends: [usize; 2],
     receives: [u64; 2],
     /// The header of some packet to each end.

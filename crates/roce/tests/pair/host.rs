@@ -56,7 +56,7 @@ impl Sparse {
     }
 }
 
-/// How a request or receive ended.
+/// Completion of a request or receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ended {
     pub(crate) wr_id: u64,

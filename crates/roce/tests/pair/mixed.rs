@@ -21,7 +21,7 @@ const LANDING: u64 = 0x30_0000;
 pub(crate) const RECEIVES: u64 = 0x80_0000;
 pub(crate) const RECEIVE_LEN: u32 = 0x4000;
 
-/// What an operation must have done.
+/// Expected effect of an operation.
 #[derive(Debug)]
 enum Expected {
     Nothing,

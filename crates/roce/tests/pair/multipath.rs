@@ -24,12 +24,12 @@ struct Flows {
     lines: usize,
     read: bool,
     multipath: bool,
-    /// Whether switches mark. Otherwise they drop frames that find no room.
+    /// Switches mark frames instead of dropping those that find no room.
     marks: bool,
     seed: u64,
 }
 
-/// What the flows achieved.
+/// Throughput of the flows.
 #[derive(Debug)]
 struct Got {
     /// Messages that arrived after the warm-up, as a share of what the lines (or the ends' own links) could carry.

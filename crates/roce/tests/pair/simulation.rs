@@ -126,7 +126,7 @@ pub(crate) fn jain(got: &[f64]) -> f64 {
     sum * sum / (squares * got.len() as f64)
 }
 
-/// What equal flows achieved on a line.
+/// Throughput of equal flows on a line.
 #[derive(Debug)]
 struct Shares {
     /// Jain's index of the bytes that arrived: 1 if all flows got the same.

@@ -12,7 +12,7 @@ use super::simulation::jain;
 const GIGABIT: u64 = 125_000_000;
 const MESSAGE: u32 = 64 << 10;
 
-/// What equal flows achieved on a slow line with a short queue.
+/// Throughput of equal flows on a slow line with a short queue.
 #[derive(Debug)]
 struct Slow {
     /// Messages that arrived, as a share of what the line could carry.
@@ -30,7 +30,7 @@ struct Slow {
 struct Flows {
     count: usize,
     read: bool,
-    /// Whether each flow comes from a host of its own, which knows nothing of the others.
+    /// Each flow comes from a host of its own, which knows nothing of the others.
     hosts: bool,
     /// Delay of the slow line.
     delay: Duration,

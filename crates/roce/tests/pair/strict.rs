@@ -45,7 +45,7 @@ struct Request {
     first: u32,
     count: u32,
     data: Vec<u8>,
-    /// Where each attempt at it, or at the rest of it, began.
+    /// PSN at which each attempt at it, or at the rest of it, began.
     attempts: Vec<u32>,
     /// Packets that were sent for it.
     asked: u32,

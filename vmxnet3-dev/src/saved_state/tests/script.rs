@@ -59,7 +59,7 @@ struct World {
     classes: Classes,
 }
 
-/// How many of the saved states had a property.
+/// Number of saved states with a property.
 #[derive(Default)]
 struct Classes([(&'static str, u32); 12]);
 

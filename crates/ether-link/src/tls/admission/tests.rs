@@ -16,9 +16,9 @@ struct Flood {
     rate: u64,
     /// Number of source addresses, used in turn.
     sources: u64,
-    /// Whether they send a ClientHello, the only step that needs no key.
+    /// They send a ClientHello, the only step that needs no key.
     hello: bool,
-    /// Whether they use the peer's address, too.
+    /// They use the peer's address, too.
     beside: bool,
 }
 

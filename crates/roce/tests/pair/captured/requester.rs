@@ -104,7 +104,7 @@ fn our_requester_asks_as_captured() {
                 let length = length.unwrap_or_else(|| panic!("{}: nothing sent", at()));
                 let request = Packet::parse(&out[..length]).unwrap();
                 let mut theirs = comparable(&packet.header);
-                // Where to ask for an ACK inside a message is the requester's choice.
+                // The requester chooses the packets of a message that ask for an ACK.
                 if !packet.header.bth.opcode.info().is_some_and(|info| info.position != Position::Middle) {
                     theirs.bth.ack_request = request.header.bth.ack_request;
                 }

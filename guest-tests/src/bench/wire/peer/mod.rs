@@ -71,7 +71,7 @@ pub(crate) struct PeerOptions {
     /// Uses UDP datagrams without any protocol, and no device.
     #[arg(long)]
     pub(crate) udp: bool,
-    /// How long to send.
+    /// Time to send, in seconds.
     #[arg(long)]
     pub(crate) seconds: f64,
 }
