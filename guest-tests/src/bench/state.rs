@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use pvrdma_dev::DeviceConfig;
 use pvrdma_dev::testing::{
     Buffer, Cq, Driver, Encoded, GuestMemory, Mr, Path, Pd, Placement, Qp, QpInit, SendWr, TestDevice, access,
 };
@@ -14,7 +15,7 @@ use pvrdma_ether_link::af_packet::AfPacketLink;
 use pvrdma_guest_memory::MemoryBudget;
 use pvrdma_pci_function::PciFunction;
 use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, RxeStation};
-use pvrdma_verbs::testing::gid;
+use pvrdma_verbs::{AddressRule, Rules, testing::gid};
 
 use super::figure::Figure;
 use crate::daemon::{Daemon, DaemonDevice};
@@ -60,7 +61,7 @@ struct Machine {
 
 impl Machine {
     fn new(backend: &Rxe, host: u8, memory: usize) -> Result<Self> {
-        let test = TestDevice::of_host(host, backend, TestDevice::<Rxe>::config(host), GuestMemory::new(memory));
+        let test = TestDevice::of_host(host, backend, config(host), GuestMemory::new(memory));
         let driver = Driver::probe(test.function(), &test.memory, &test.irqs)?;
         driver.bind_gid(0, gid(host))?;
         let pd = driver.create_pd(None)?;
@@ -87,6 +88,11 @@ impl Machine {
     fn end(&self) -> End<'_> {
         End { host: self.host, driver: &self.driver, pd: &self.pd, cq: &self.cq }
     }
+}
+
+/// Returns the configuration of a host's device. It may have any address: a probe on the uplink would take a second.
+fn config(host: u8) -> DeviceConfig {
+    TestDevice::<Rxe>::config(host).with_rules(Rules::default().with_addresses(AddressRule::ANY))
 }
 
 fn new_backend() -> Result<Rxe> {
@@ -173,7 +179,7 @@ fn objects(runs: usize) -> Result<[Figure; 3]> {
         machine.test.device.save(&mut again)?;
         saves.push(milliseconds(start.elapsed()));
         let (next, space) = (new_backend()?, machine.test.memory.another_space());
-        let successor = machine.test.successor(&next, TestDevice::<Rxe>::config(1), space);
+        let successor = machine.test.successor(&next, config(1), space);
         let start = Instant::now();
         successor.device.restore(&mut &*state)?;
         successor.device.finish_restore()?;
@@ -238,7 +244,7 @@ fn move_of_connections(runs: usize) -> Result<Figure> {
     let mut times = Vec::new();
     for _ in 0..runs {
         let (next, space) = (new_backend()?, machine.test.memory.another_space());
-        let successor = machine.test.successor(&next, TestDevice::<Rxe>::config(1), space);
+        let successor = machine.test.successor(&next, config(1), space);
         let start = Instant::now();
         let state = machine.saved()?;
         successor.device.restore_alone(&mut &*state)?;
@@ -294,7 +300,7 @@ fn torn_apart(runs: usize) -> Result<Figure> {
 
 fn tear_apart(Veth([here, there]): &Veth) -> Result<f64> {
     let (first, second) = (new_backend()?, new_backend()?);
-    let _stations = [plug(&first, 1, here)?, plug(&first, 2, here)?, plug(&second, 2, there)?];
+    let [_near, leaving, _far] = [plug(&first, 1, here)?, plug(&first, 2, here)?, plug(&second, 2, there)?];
     let (mut a, b) = (Machine::new(&first, 1, 16 << 20)?, Machine::new(&first, 2, 16 << 20)?);
     let [mut requester, _responder] = connection(&a.end(), &b.end())?;
     let write = SendWr::write(0, &[a.buffer.sge(&a.mr, 0, 64)], b.buffer.va(), b.mr.rkey);
@@ -319,12 +325,13 @@ fn tear_apart(Veth([here, there]): &Veth) -> Result<f64> {
     b.log_writes()?;
     let state = b.saved()?;
     post(&mut requester)?;
-    let successor = b.test.successor(&second, TestDevice::<Rxe>::config(2), b.test.memory.another_space());
+    let successor = b.test.successor(&second, config(2), b.test.memory.another_space());
     successor.device.restore_alone(&mut &*state)?;
     successor.device.finish_restore()?;
     b.test.device.leave();
     PciFunction::reset(&*b.test.device);
     b.test.device.resume();
+    leaving.unplug();
     let start = Instant::now();
     successor.device.resume();
     complete()?;
