@@ -109,7 +109,7 @@ fn the_naks_of_a_paused_device_are_bounded() {
     world.clock.advance(GRACE - MS);
     assert!(send(&frames[1], 1).is_empty());
     world.clock.advance(MS);
-    // Executed already, too early, damaged, and from another station.
+    // Executed already, too early, and damaged.
     let mut damaged = frames[1].clone();
     *damaged.last_mut().unwrap() ^= 1;
     for frame in [&frames[0], &frames[2], &damaged] {
