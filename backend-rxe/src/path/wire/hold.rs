@@ -2,8 +2,7 @@
 //!
 //! A peer that gets no response repeats its request a few times, and then ends the connection. An RNR NAK makes it wait
 //! instead, and spends none of these retries. It does spend one of the peer's RNR retries, unless their number is 7,
-//! which means no limit. So only the requests that [`HeldRequests`] names get an RNR NAK, and all others are dropped as
-//! if they were lost.
+//! which means no limit. Therefore a packet that [`HeldRequests`] does not name is dropped, as if it were lost.
 
 use std::time::Duration;
 
@@ -35,13 +34,11 @@ const BURST: u64 = 1000;
 pub(super) struct Hold {
     /// Budget of NAKs.
     budget: TokenBucket,
-    /// NAKs of the current batch.
-    naks: Frames,
 }
 
 impl Default for Hold {
     fn default() -> Self {
-        Self { budget: TokenBucket::new(RATE, Some(BURST)), naks: Frames::default() }
+        Self { budget: TokenBucket::new(RATE, Some(BURST)) }
     }
 }
 
@@ -61,9 +58,9 @@ impl Hold {
             _ if !node.adapter.paused.has_lasted(GRACE, now) => 0,
             _ => self.budget.available(now),
         };
-        let (mut held, mut dropped) = (0, 0);
+        let (mut held, mut dropped, mut naks) = (0, 0, port.buffer());
         for arrival in arrivals {
-            if available > 0 && self.hold_off(port, node, sources, &arrival) {
+            if available > 0 && hold_off(port, node, sources, &arrival, &mut naks) {
                 available -= 1;
                 held += 1;
             } else {
@@ -73,28 +70,30 @@ impl Hold {
         self.budget.spend(held);
         PortCounters::add(&port.counters.wire_held, held);
         PortCounters::add(&port.counters.wire_dropped_paused, dropped);
-        if held > 0 {
-            let mut naks = port.buffer();
-            std::mem::swap(&mut naks, &mut self.naks);
-            port.send(naks);
-        }
+        port.send(naks);
         sources.end_batch();
     }
+}
 
-    /// Adds an RNR NAK to the batch if the frame is a request to be held off, which the device would accept without the
-    /// pause.
-    fn hold_off(&mut self, port: &Port, node: &Node<Endpoint>, sources: &mut Sources, arrival: &Arrival<'_>) -> bool {
-        let Ok(packet) = Packet::parse(arrival.frame) else { return false };
-        let operation = packet.header.bth.opcode.info().map(|info| info.operation);
-        if port.held_requests() != HeldRequests::All && operation != Some(Operation::Send) {
-            return false;
-        }
-        let flow = Flow::of(&packet);
-        node.adapter.gids.contains(flow.to)
-            && !node.adapter.faults.is_cut(flow.to.gid)
-            && sources.judge(node, flow.to.beside(flow.from), flow.station) == Verdict::Taken
-            && node
-                .qp(flow.qpn)
-                .is_some_and(|endpoint| self.naks.push_with(MAX_FRAME, |room| endpoint.hold_off(&packet, TIMER, room)))
+/// Adds an RNR NAK to `naks` if the frame is a request to be held off, which the device would accept without the
+/// pause.
+fn hold_off(
+    port: &Port,
+    node: &Node<Endpoint>,
+    sources: &mut Sources,
+    arrival: &Arrival<'_>,
+    naks: &mut Frames,
+) -> bool {
+    let Ok(packet) = Packet::parse(arrival.frame) else { return false };
+    let operation = packet.header.bth.opcode.info().map(|info| info.operation);
+    if port.held_requests() != HeldRequests::All && operation != Some(Operation::Send) {
+        return false;
     }
+    let flow = Flow::of(&packet);
+    node.adapter.gids.contains(flow.to)
+        && !node.adapter.faults.is_cut(flow.to.gid)
+        && sources.judge(node, flow.to.beside(flow.from), flow.station) == Verdict::Taken
+        && node
+            .qp(flow.qpn)
+            .is_some_and(|endpoint| naks.push_with(MAX_FRAME, |room| endpoint.hold_off(&packet, TIMER, room)))
 }
