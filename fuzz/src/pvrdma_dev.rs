@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use arbitrary::{Arbitrary, Unstructured};
+use arbitrary::Arbitrary;
 use pvrdma_dev::{
     DeviceConfig, Limits, PvrdmaDevice,
     testing::{Driver, GuestMemory, Irqs, MEMORY_BASE},
@@ -117,34 +117,6 @@ impl Guest {
         assert_eq!((status.objects, status.kept.used_bytes), Default::default());
         assert!(self.snapshot() == memory, "memory was written after a reset");
         assert_eq!((self.irqs.counts(), self.irqs.strange()), (interrupts, 0));
-    }
-}
-
-/// Most steps of one input.
-const MAX_STEPS: usize = 120;
-
-/// A sequence of steps, as long as the input has bytes.
-#[derive(Debug)]
-pub struct Steps<T>(pub Vec<T>);
-
-impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Steps<T> {
-    fn arbitrary(input: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
-        let mut steps = Vec::new();
-        while !input.is_empty() && steps.len() < MAX_STEPS {
-            steps.push(input.arbitrary()?);
-        }
-        Ok(Self(steps))
-    }
-}
-
-/// Up to 63 of something.
-#[derive(Debug)]
-pub struct Many<T>(pub Vec<T>);
-
-impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Many<T> {
-    fn arbitrary(input: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
-        let count = u8::arbitrary(input)? & 63;
-        (0..count).map(|_| input.arbitrary()).collect::<arbitrary::Result<_>>().map(Self)
     }
 }
 

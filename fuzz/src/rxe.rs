@@ -6,7 +6,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arbitrary::{Arbitrary, Unstructured};
 use pvrdma_link::{Clock, Frames, Link, ManualClock, memory};
 use pvrdma_roce::{
     Congestion,
@@ -382,22 +381,5 @@ impl Device {
             connection.end.qp.destroy();
         }
         self.pass(Duration::from_secs(60));
-    }
-}
-
-/// Most steps of one input.
-const MAX_STEPS: usize = 120;
-
-/// As many steps as the input has bytes for.
-#[derive(Debug)]
-pub struct Steps<T>(pub Vec<T>);
-
-impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Steps<T> {
-    fn arbitrary(input: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
-        let mut steps = Vec::new();
-        while !input.is_empty() && steps.len() < MAX_STEPS {
-            steps.push(input.arbitrary()?);
-        }
-        Ok(Self(steps))
     }
 }

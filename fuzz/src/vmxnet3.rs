@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use arbitrary::{Arbitrary, Unstructured};
+use arbitrary::Arbitrary;
 use pvrdma_link::testing::{self, Attack, Rules, Tags};
 use pvrdma_link::{Frames, GsoLink, Link, Offload, memory};
 use pvrdma_vmxnet3::testing::frames::{GUEST_MAC, PEER_MAC, tagged};
@@ -19,33 +19,6 @@ pub const PAGE: u64 = 4096;
 pub const PAGES: u64 = 1024;
 /// Number of pages at which random addresses point: a driver has its rings there.
 const NEAR: u64 = 24;
-/// Most steps of one input.
-const MAX_STEPS: usize = 120;
-
-/// A sequence of steps, as long as the input has bytes.
-#[derive(Debug)]
-pub struct Steps<T>(pub Vec<T>);
-
-impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Steps<T> {
-    fn arbitrary(input: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
-        let mut steps = Vec::new();
-        while !input.is_empty() && steps.len() < MAX_STEPS {
-            steps.push(input.arbitrary()?);
-        }
-        Ok(Self(steps))
-    }
-}
-
-/// Up to 63 of something.
-#[derive(Debug)]
-pub struct Many<T>(pub Vec<T>);
-
-impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Many<T> {
-    fn arbitrary(input: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
-        let count = u8::arbitrary(input)? & 63;
-        (0..count).map(|_| input.arbitrary()).collect::<arbitrary::Result<_>>().map(Self)
-    }
-}
 
 /// A number as it occurs in lengths, masks and indices.
 #[derive(Arbitrary, Clone, Copy, Debug)]

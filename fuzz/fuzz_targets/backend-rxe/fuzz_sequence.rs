@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use pvrdma_fuzz::rxe::{DATAGRAMS, Device, MTU, PAGE, QKEY, QPS, Steps, peer_qpn, qpn};
+use pvrdma_fuzz::{
+    input::Steps,
+    rxe::{DATAGRAMS, Device, MTU, PAGE, QKEY, QPS, peer_qpn, qpn},
+};
 use pvrdma_packet::{Ethernet, Vlan};
 use pvrdma_roce::wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Extension, Header, Ieth, ImmDt, Ipv4, NakCode, Network, Opcode,

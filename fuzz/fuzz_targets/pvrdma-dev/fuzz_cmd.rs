@@ -7,7 +7,10 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use pvrdma_dev::testing::{Driver, Path, QpAttr, REQUEST_SIZE, RESPONSE_SIZE, Request, command_id as id};
-use pvrdma_fuzz::pvrdma_dev::{Address, Guest, Many, PAGE, Steps, Word, World, gid, poke};
+use pvrdma_fuzz::{
+    input::{Many, Steps},
+    pvrdma_dev::{Address, Guest, PAGE, Word, World, gid, poke},
+};
 use pvrdma_pci_function::PciFunction;
 
 /// Pages of memory.

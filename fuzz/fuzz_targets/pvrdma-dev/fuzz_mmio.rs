@@ -7,7 +7,10 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use pvrdma_dev::testing::MEMORY_BASE;
-use pvrdma_fuzz::pvrdma_dev::{Address, Many, PAGE, Steps, Word, World, poke};
+use pvrdma_fuzz::{
+    input::{Many, Steps},
+    pvrdma_dev::{Address, PAGE, Word, World, poke},
+};
 use pvrdma_pci_function::PciFunction;
 
 /// Number of memory pages. A probe needs almost all of them, so that random addresses often hit something.

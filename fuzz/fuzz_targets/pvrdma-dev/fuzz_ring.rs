@@ -12,7 +12,10 @@ use pvrdma_dev::testing::{
     AddressHandle, Buffer, Context, Cq, Driver, DriverRing, FastMr, MEMORY_BASE, Mr, Path, Pd, Qp, QpAttr, QpInit,
     RecvWr, SendWr, Srq, access,
 };
-use pvrdma_fuzz::pvrdma_dev::{Guest, Many, PAGE, Steps, Word, World, gid};
+use pvrdma_fuzz::{
+    input::{Many, Steps},
+    pvrdma_dev::{Guest, PAGE, Word, World, gid},
+};
 use pvrdma_pci_function::PciFunction;
 use pvrdma_verbs_types::Sge;
 

@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use pvrdma_fuzz::vmxnet3::{Address, Many, MeddlingPort, PAGE, PAGES, Steps, Word, attack, poke};
+use pvrdma_fuzz::{
+    input::{Many, Steps},
+    vmxnet3::{Address, MeddlingPort, PAGE, PAGES, Word, attack, poke},
+};
 use pvrdma_link::testing::Attack;
 use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::PciFunction;
