@@ -16,9 +16,16 @@ const HOST_DEVICE: &str = "rxe0";
 const VERIFIED: u32 = 2;
 /// Port of the TCP server.
 const TCP_PORT: u16 = 5201;
+/// Default port of perftest.
+const PERFTEST_PORT: u16 = 18515;
 
 /// A machine, and its address.
 pub(super) type Place<'a> = (&'a Vm, Ipv4Addr);
+
+/// A shell condition: a program listens on a port of the connection manager.
+fn listens_for_rdma(port: u16) -> String {
+    format!("rdma resource show cm_id | grep LISTEN | grep -q ':{port} '")
+}
 
 /// A program, with its counterpart on the same or another machine.
 pub(super) struct Traffic<'a> {
@@ -38,7 +45,7 @@ impl<'a> Traffic<'a> {
     /// Starts messages of `rping` to a server, which come back and are compared.
     pub(super) fn pings(from: &'a Vm, (to, address): Place<'a>, port: u16) -> Result<Self> {
         let server = to.spawn(&format!("rping -s -V -S 64 -a {address} -p {port}"))?;
-        to.wait_until(&format!("rdma resource show cm_id | grep LISTEN | grep -q ':{port} '"), PATIENT)?;
+        to.wait_until(&listens_for_rdma(port), PATIENT)?;
         let client = format!("rping -c -V -v -S 64 -a {address} -p {port}");
         Self::counting_lines(format!("pings-{port}"), from, &client, 5, server)
     }
@@ -47,7 +54,7 @@ impl<'a> Traffic<'a> {
     pub(super) fn writes(from: &'a Vm, (to, address): Place<'a>) -> Result<Self> {
         let command = |device: &str| format!("ib_write_bw -F -R -u 20 -d {device} -s 65536 --run_infinitely");
         let server = to.spawn(&command(HOST_DEVICE))?;
-        to.wait_until("rdma resource show cm_id | grep LISTEN | grep -q ':18515 '", PATIENT)?;
+        to.wait_until(&listens_for_rdma(PERFTEST_PORT), PATIENT)?;
         let client = format!("{} {address}", command(PVRDMA_DEVICE));
         Self::counting_lines("writes".to_owned(), from, &client, 2, server)
     }
