@@ -141,6 +141,9 @@ enum Left {
 pub(crate) fn run(cpu: &mut Vcpu, io: &IoManager, stop: &Arc<AtomicBool>) -> Result<()> {
     while !stop.load(Ordering::Acquire) {
         if enter(cpu, io)? == Some(Left::Shutdown) {
+            // The machine ends as one that resets itself: this line tells the two apart.
+            // Log: at most once for each boot of the machine and processor.
+            log::warn!("a processor has shut down by a triple fault: the machine resets");
             return Ok(());
         }
     }
