@@ -120,8 +120,7 @@ fn removed_beside_traffic(mut place: Place, remove: impl FnOnce(&Place)) {
     place.daemon.wait_log("a3: the thread of its client does not come back");
     assert!(place.daemon.run("status").contains("a3"), "the status names it");
     // The thread ends when the call returns.
-    let Place { files, .. } = &mut place;
-    files.release();
+    place.files.release();
     place.daemon.wait(|status| named(&status["networks"], "a")["stuck_clients"] == serde_json::json!([]));
     b.exchange();
 }
@@ -231,7 +230,7 @@ fn the_next_client_of_a_device_is_turned_away_until_the_call_returns() {
 /// Each blocked thread keeps the resources of its device, so their number is bounded.
 #[test]
 fn a_worker_survives_a_bounded_number_of_stuck_clients() {
-    let Some(mut place) = Place::start() else { return };
+    let Some(place) = Place::start() else { return };
     let mut clients = Vec::new();
     loop {
         place.daemon.run("remove --device a3");

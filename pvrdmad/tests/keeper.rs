@@ -51,7 +51,7 @@ fn works(client: &mut Raw) {
 /// of the device are stuck.
 #[test]
 fn a_close_that_never_returns_ends_the_connection_of_its_client() {
-    let mut files = match EndlessClose::mount() {
+    let files = match EndlessClose::mount() {
         Ok(files) => files,
         Err(reason) => return skipped(&reason),
     };

@@ -2,14 +2,16 @@
 //!
 //! The file is on a FUSE file system that this process serves, and that answers everything but the FLUSH requests of
 //! other processes. The kernel sends such a request for every `close(2)`, and waits for its answer even when the
-//! process is killed: its thread stays in the state D until the connection ends. Dropping [`EndlessClose`] ends it.
+//! process is killed: its thread stays in the state D until then. Dropping [`EndlessClose`] sends the answers.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread::{self, JoinHandle};
+use std::thread;
 
+use pvrdma_verbs::testing::skipped;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen};
@@ -21,11 +23,13 @@ const RELEASE: u32 = 18;
 const FLUSH: u32 = 25;
 
 /// The file system. Dropping it completes all blocked calls.
+///
+/// The thread that serves it is not joined, and ends with the last open file. If it ended earlier, a child process
+/// between `fork` and `exec` could hang: the child has copies of the file and of the connection's descriptor, which
+/// keep the connection open, and waits for an answer to its `close(2)`.
 pub struct EndlessClose {
-    /// Signals the thread to end.
-    stop: OwnedFd,
-    /// Owns the only descriptor of the connection to the kernel; the connection ends when that is closed.
-    server: Option<JoinHandle<()>>,
+    /// Signals the thread to complete all calls.
+    release: OwnedFd,
     held: Arc<Held>,
     /// Attached to no folder, so that no other process finds it.
     mount: OwnedFd,
@@ -44,15 +48,17 @@ impl EndlessClose {
     /// # Errors
     /// This process lacks the permission. A test passes the error to `skipped`.
     pub fn mount() -> Result<Self, String> {
-        let failed = |errno: rustix::io::Errno| format!("no FUSE file system can be mounted here: {errno}");
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let device = rustix::fs::open("/dev/fuse", flags, Mode::empty()).map_err(failed)?;
-        let mount = mount(&device).map_err(failed)?;
-        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(failed)?;
-        let (stopped, held) = (stop.try_clone().unwrap(), Arc::<Held>::default());
+        let failed = |errno| format!("no FUSE file system can be mounted here: {errno}");
+        Self::at(open_connection().map_err(failed)?).map_err(failed)
+    }
+
+    fn at(connection: OwnedFd) -> rustix::io::Result<Self> {
+        let mount = mount(&connection)?;
+        let release = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        let (released, held) = (release.try_clone().unwrap(), Arc::<Held>::default());
         let noted = Arc::clone(&held);
-        let server = thread::spawn(move || serve(&File::from(device), &stopped, &noted));
-        Ok(Self { stop, server: Some(server), held, mount })
+        thread::spawn(move || serve(&File::from(connection), released, &noted));
+        Ok(Self { release, held, mount })
     }
 
     /// Opens the file. This process and its children close it without delay.
@@ -71,10 +77,8 @@ impl EndlessClose {
     }
 
     /// Completes all blocked calls, and answers later ones at once.
-    pub fn release(&mut self) {
-        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
-        let served = self.server.take().map_or(Ok(()), JoinHandle::join);
-        assert!(thread::panicking() || served.is_ok(), "the thread of the file system panicked");
+    pub fn release(&self) {
+        rustix::io::write(&self.release, &1_u64.to_ne_bytes()).unwrap();
     }
 }
 
@@ -82,6 +86,10 @@ impl Drop for EndlessClose {
     fn drop(&mut self) {
         self.release();
     }
+}
+
+fn open_connection() -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
 }
 
 fn mount(device: &OwnedFd) -> rustix::io::Result<OwnedFd> {
@@ -94,21 +102,29 @@ fn mount(device: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
 }
 
-/// Answers requests until `stop` is readable.
-fn serve(mut device: &File, stop: &OwnedFd, held: &Held) {
+/// Answers requests until the file system ends. Holds none once `released` is readable.
+fn serve(mut device: &File, released: OwnedFd, held: &Held) {
     let mut request = vec![0; 1 << 17];
+    let mut released = Some(released);
+    let mut blocked: Vec<Vec<u8>> = Vec::new();
     loop {
         let fd = device.as_fd();
-        let mut poll = [PollFd::new(stop, PollFlags::IN), PollFd::new(&fd, PollFlags::IN)];
+        let mut poll = vec![PollFd::new(&fd, PollFlags::IN)];
+        poll.extend(released.iter().map(|event| PollFd::new(event, PollFlags::IN)));
         rustix::io::retry_on_intr(|| rustix::event::poll(&mut poll, None)).unwrap();
-        if !poll[0].revents().is_empty() {
-            return;
+        if poll.get(1).is_some_and(|event| !event.revents().is_empty()) {
+            released = None;
+            for answer in blocked.drain(..) {
+                send(device, &answer);
+            }
+            continue;
         }
         match device.read(&mut request) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             // The request was withdrawn meanwhile.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => continue,
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return,
             Err(error) => panic!("{error}"),
         }
         let node = u64::from_le_bytes(request[16..24].try_into().unwrap());
@@ -120,7 +136,8 @@ fn serve(mut device: &File, stop: &OwnedFd, held: &Held) {
             OPEN => (0, words(&[1, 0, 0, 0])),
             RELEASE => (0, Vec::new()),
             FLUSH => {
-                if let Some(process) = stranger(number(&request, 32)) {
+                if let Some(process) = stranger(number(&request, 32)).filter(|_| released.is_some()) {
+                    blocked.push(reply(&request, 0, &[]));
                     held.processes.lock().unwrap().push(process);
                     held.changed.notify_all();
                     continue;
@@ -129,9 +146,13 @@ fn serve(mut device: &File, stop: &OwnedFd, held: &Held) {
             }
             _ => (-ENOSYS, Vec::new()),
         };
-        // The write fails if the caller is gone.
-        let _ = device.write(&reply(&request, error, &body));
+        send(device, &reply(&request, error, &body));
     }
+}
+
+fn send(mut device: &File, answer: &[u8]) {
+    // The write fails if the caller is gone.
+    let _ = device.write(answer);
 }
 
 /// Returns the process of a thread, unless it is this process or a child of it.
@@ -144,4 +165,21 @@ fn stranger(thread: u32) -> Option<u32> {
     let (process, parent) = (field("Tgid:")?, field("PPid:")?);
     let own = std::process::id();
     (process != own && parent != own).then_some(process)
+}
+
+/// A process that has not executed its program yet has a copy of each descriptor of this process.
+#[test]
+fn a_blocked_call_completes_although_the_connection_has_another_descriptor() {
+    if let Err(reason) = EndlessClose::mount() {
+        return skipped(&reason);
+    }
+    let connection = open_connection().unwrap();
+    let copy = connection.try_clone().unwrap();
+    let files = EndlessClose::at(connection).unwrap();
+    // The second shell is no child of this process.
+    let mut shell = Command::new("sh").args(["-c", "(:); :"]).stdin(files.open()).spawn().unwrap();
+    files.wait_held(1);
+    drop(files);
+    assert!(shell.wait().unwrap().success());
+    drop(copy);
 }
