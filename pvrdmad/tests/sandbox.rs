@@ -36,7 +36,10 @@ impl Shared {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
-        fs::copy(PROBE, folder.path().join("sandbox-probe")).unwrap();
+        // Another process copies it: a child that another test has just forked holds the descriptors of this one, and a
+        // program that is open for writing cannot be executed (`ETXTBSY`).
+        let copied = Command::new("install").arg("--mode=755").arg(PROBE).arg(folder.path()).status().unwrap();
+        assert!(copied.success(), "{copied}");
         Self(folder)
     }
 
