@@ -39,6 +39,36 @@ fn reference(flow: Flow, sequence: u32, flags: u8, options: usize, data: &[u8], 
     parts.collect()
 }
 
+/// Returns a frame whose transport checksum the device has completed.
+fn completed(flow: Flow, whole: &[u8], at: usize) -> Vec<u8> {
+    let open = flow.left_open(whole.to_vec(), at, false);
+    let start = u16::try_from(flow.transport_at()).unwrap();
+    let frame = Frame::with_partial_checksum(&open, start, start + u16::try_from(at).unwrap()).unwrap();
+    let mut got = Vec::new();
+    frame.for_each_wire_frame(&mut Vec::new(), |part| {
+        got = part.bytes().to_vec();
+        true
+    });
+    got
+}
+
+/// A checksum of 0 is stored as 0xffff, because 0 stands for none in UDP.
+#[test]
+fn a_checksum_of_zero_has_its_other_form() {
+    type Build = fn(&[u8]) -> Vec<u8>;
+    let flow = Flow::TO_PEER;
+    let builds: [(usize, Build); 2] =
+        [(6, |data| Flow::TO_PEER.udp(data)), (16, |data| Flow::TO_PEER.tcp(7, ACK, 0, data))];
+    for (at, build) in builds {
+        let field = flow.transport_at() + at..flow.transport_at() + at + 2;
+        // The checksum becomes 0 if the data add its complement to the sum.
+        let data = build(&[0, 0])[field.clone()].to_vec();
+        let got = completed(flow, &build(&data), at);
+        assert_eq!(got[field], [0xff, 0xff]);
+        assert!(checksums_are_right(&got));
+    }
+}
+
 proptest! {
     #[test]
     fn segments_are_those_of_the_reference(ipv6 in any::<bool>(), sequence in any::<u32>(), flags in any::<u8>(),
@@ -80,17 +110,15 @@ proptest! {
     #[test]
     fn open_checksums_are_completed(ipv6 in any::<bool>(), udp in any::<bool>(), data in prop::collection::vec(any::<u8>(), 0..1400)) {
         let flow = Flow { ipv6, ..Flow::TO_PEER };
-        let (whole, at) = if udp { (flow.udp(&data), 6) } else { (flow.tcp(7, ACK, 8, &data), 16) };
-        let open = flow.left_open(whole.clone(), at, false);
-        let start = u16::try_from(flow.transport_at()).unwrap();
-        let frame = Frame::with_partial_checksum(&open, start, start + u16::try_from(at).unwrap()).unwrap();
-        let mut got = Vec::new();
-        frame.for_each_wire_frame(&mut Vec::new(), |part| {
-            got = part.bytes().to_vec();
-            true
-        });
+        let (mut whole, at) = if udp { (flow.udp(&data), 6) } else { (flow.tcp(7, ACK, 8, &data), 16) };
+        let got = completed(flow, &whole, at);
         prop_assert!(checksums_are_right(&got));
-        prop_assert!(got == whole || udp);
+        // The device stores the form of 0 that is valid in UDP for all protocols.
+        let sum = &mut whole[flow.transport_at() + at..][..2];
+        if sum == [0, 0] {
+            sum.fill(0xff);
+        }
+        prop_assert!(got == whole);
         let report = checksum::report(&got, &Headers::parse(&got), false);
         prop_assert!(report.verified && report.udp == udp && report.tcp != udp && report.ipv6 == ipv6);
     }
