@@ -86,7 +86,8 @@ impl Cq {
     }
 
     /// Publishes entries of `qp` in order, as [`Self::push`] does for one. Returns the number of entries that fitted.
-    #[inline]
+    // Always inline: see `Requester::end_with_success`.
+    #[inline(always)]
     pub(crate) fn push_all(&self, qp: &StateCell, view: &DmaView<'_>, completions: &[Completion]) -> usize {
         if self.dead.load(Ordering::Relaxed) {
             qp.enter_error(ErrorCause::CqOverrun);

@@ -16,6 +16,51 @@ pub(crate) struct Memory<'h> {
     pub(crate) mrs: &'h MrTable,
 }
 
+impl<'m> Memory<'m> {
+    /// Checks that `pd` has the right `need` for every element of a list. Returns the first `len` bytes of the list if
+    /// they are contiguous, so that a copy does not look them up again.
+    ///
+    /// # Errors
+    /// A key, a range or a right is invalid.
+    // Always inline: see `Requester::end_with_success`.
+    #[inline(always)]
+    pub(crate) fn check(
+        self,
+        sges: &[Sge],
+        (pd, need): (u64, Access),
+        len: u64,
+        direction: Direction,
+    ) -> Result<Option<VolatileSlice<'m>>, AccessError> {
+        if let [sge] = sges
+            && let Some(found) = self.contiguous(sge, (pd, need), (0, len), direction)
+        {
+            return Ok(Some(found));
+        }
+        let list = SgList { memory: self, sges, pd, need };
+        if list.allowed() { Ok(None) } else { Err(AccessError) }
+    }
+
+    /// Returns `len` bytes of an element from `offset` on, if they are contiguous and their region needs no lock. This
+    /// is the case for most messages, and takes a fraction of the time that a cursor takes.
+    #[inline(always)]
+    fn contiguous(
+        self,
+        sge: &Sge,
+        (pd, need): (u64, Access),
+        (offset, len): (u64, u64),
+        direction: Direction,
+    ) -> Option<VolatileSlice<'m>> {
+        let length = u64::from(sge.length);
+        let left = length.checked_sub(offset)?;
+        let region = self.mrs.lookup_fixed(sge.lkey, pd, sge.addr, length, need)?;
+        let (bus, contiguous) = region.locate(sge.addr.checked_add(offset)?)?;
+        if contiguous.min(left) < len {
+            return None;
+        }
+        self.view.slice(bus, usize::try_from(len).ok()?, direction).ok()
+    }
+}
+
 /// The list of a copy that could not be accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FaultyList {
@@ -41,22 +86,6 @@ impl<'a> SgList<'a> {
             sge.length == 0
                 || self.memory.mrs.lookup(sge.lkey, self.pd, sge.addr, sge.length.into(), self.need).is_some()
         })
-    }
-
-    /// Returns `offset..offset + len` of a list with one element, if that memory is contiguous and its region needs no
-    /// lock. This is the case for most messages, and takes a fraction of the time that a cursor takes.
-    #[inline(always)]
-    fn contiguous(&self, offset: u64, len: u64, direction: Direction) -> Option<VolatileSlice<'a>> {
-        let [sge] = self.sges else { return None };
-        let Memory { view, mrs } = self.memory;
-        let length = u64::from(sge.length);
-        let left = length.checked_sub(offset)?;
-        let region = mrs.lookup_fixed(sge.lkey, self.pd, sge.addr, length, self.need)?;
-        let (bus, contiguous) = region.locate(sge.addr.checked_add(offset)?)?;
-        if contiguous.min(left) < len {
-            return None;
-        }
-        view.slice(bus, usize::try_from(len).ok()?, direction).ok()
     }
 
     /// Returns a cursor that is `offset` bytes into the list.
@@ -89,6 +118,32 @@ impl<'a> SgList<'a> {
             data = data.get(piece.len()..).unwrap_or_default();
         }
         Ok(())
+    }
+}
+
+/// A list, and the beginning of its memory if a check has found it: see [`Memory::check`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Located<'a> {
+    pub(crate) list: SgList<'a>,
+    pub(crate) memory: Option<VolatileSlice<'a>>,
+}
+
+impl<'a> From<SgList<'a>> for Located<'a> {
+    #[inline]
+    fn from(list: SgList<'a>) -> Self {
+        Self { list, memory: None }
+    }
+}
+
+impl<'a> Located<'a> {
+    /// Returns `len` bytes from `offset` on, if they are contiguous.
+    #[inline(always)]
+    fn contiguous(&self, (offset, len): (u64, u64), direction: Direction) -> Option<VolatileSlice<'a>> {
+        if let Some(memory) = self.memory {
+            return memory.subslice(usize::try_from(offset).ok()?, usize::try_from(len).ok()?).ok();
+        }
+        let SgList { memory, sges: [sge], pd, need } = self.list else { return None };
+        memory.contiguous(sge, (pd, need), (offset, len), direction)
     }
 }
 
@@ -143,20 +198,21 @@ impl Cursor<'_> {
 /// after all others, which programs that poll a written buffer rely on.
 ///
 /// The caller has checked both lists. A fault here means that memory or a fast registration has been removed since.
-#[inline]
+// Always inline: see `Requester::end_with_success`.
+#[inline(always)]
 pub(crate) fn transfer(
-    (from, from_offset): (SgList<'_>, u64),
-    (to, to_offset): (SgList<'_>, u64),
+    (from, from_offset): (Located<'_>, u64),
+    (to, to_offset): (Located<'_>, u64),
     len: u64,
     ordered: bool,
 ) -> Result<(), FaultyList> {
-    if let Some(read) = from.contiguous(from_offset, len, Direction::Read)
-        && let Some(write) = to.contiguous(to_offset, len, Direction::Write)
+    if let Some(read) = from.contiguous((from_offset, len), Direction::Read)
+        && let Some(write) = to.contiguous((to_offset, len), Direction::Write)
     {
         copy(&read, &write, ordered);
         return Ok(());
     }
-    transfer_pieces((from, from_offset), (to, to_offset), len, ordered)
+    transfer_pieces((from.list, from_offset), (to.list, to_offset), len, ordered)
 }
 
 /// Copies between lists of any shape, piece by piece.
@@ -185,7 +241,8 @@ fn transfer_pieces(
 }
 
 /// Copies a piece. `from` is at least as long as `to`.
-#[inline]
+// Always inline, with its parts: small messages pass through here, and a call costs as much as their copy.
+#[inline(always)]
 fn copy(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>, ordered: bool) {
     if ordered {
         copy_ordered(from, to);
@@ -196,7 +253,7 @@ fn copy(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>, ordered: bool) {
 
 /// Copies with the last word written in one access after all other bytes, for programs that poll the end of a buffer.
 /// `from` is at least as long as `to`.
-#[inline]
+#[inline(always)]
 fn copy_ordered(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>) {
     let len = to.len();
     if !(tail::<8>(from, to, len) || tail::<4>(from, to, len) || tail::<1>(from, to, len)) {

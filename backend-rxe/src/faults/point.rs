@@ -123,7 +123,8 @@ impl FaultPoint {
 
     /// Counts that a queue pair has reached a place. Returns the fault that happens there, that of the first rule if
     /// there are several.
-    #[inline]
+    // Always inline, as `at_key`: the local path asks for each request.
+    #[inline(always)]
     pub(crate) fn at(&self, site: Site, qp: (QpType, Qpn), now: impl FnOnce() -> Duration) -> Option<Fault> {
         if !self.is_active() {
             return None;
@@ -132,7 +133,7 @@ impl FaultPoint {
     }
 
     /// As [`Self::at`], for an access with this key. A revoked key stays revoked.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn at_key(&self, qp: (QpType, Qpn), key: u32, now: impl FnOnce() -> Duration) -> Option<Fault> {
         if !self.is_active() {
             return None;

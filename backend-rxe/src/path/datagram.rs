@@ -322,7 +322,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         let Requester { work, attrs, current, .. } = &mut *self.requester;
         // The limit is the same for local and remote receivers.
         let most = self.port.map_or(PORT_MTU, Port::path_mtu).bytes();
-        let length = check_request(work, own, self.qp.pd, attrs, most).map_err(Unsent::Failed)?;
+        let length = check_request(work, own, self.qp.pd, attrs, most).map_err(Unsent::Failed)?.length;
         *current = Some(Progress { checked: true, length, ..Progress::default() });
         Ok((to, source))
     }

@@ -4,11 +4,12 @@
 use std::time::Duration;
 
 use pvrdma_base::micros;
-use pvrdma_guest_memory::DmaView;
+use pvrdma_guest_memory::{Direction, DmaView};
 use pvrdma_roce::RnrBackoff;
 use pvrdma_verbs::{QpEvent, QueueError, SendProgress, SendSource};
 use pvrdma_verbs_types::{Access, Completion, Gid, MAX_MESSAGE, QpAttrs, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use serde::Serialize;
+use vm_memory::VolatileSlice;
 
 use super::Qp;
 use super::epoch::Epoch;
@@ -21,7 +22,7 @@ use crate::adapter::Adapter;
 use crate::counters::{Counters, Tally};
 use crate::faults::Turn;
 use crate::flows::{LastFlow, Road};
-use crate::sg::{Memory, SgList};
+use crate::sg::Memory;
 use crate::timer::TimerKey;
 
 /// Wait before an unanswered request is retransmitted, if the QP has no timeout.
@@ -507,11 +508,13 @@ impl Requester {
 
 /// Result of the local checks of a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Begun {
+pub(crate) struct Begun<'m> {
     /// Length of the message in bytes.
     pub(crate) length: u64,
     /// The request was local, and is done.
     pub(crate) done: bool,
+    /// The data to send, if they are contiguous.
+    pub(crate) data: Option<VolatileSlice<'m>>,
 }
 
 /// Checks a request and its local memory, and executes local requests: fast registration and local invalidation.
@@ -520,13 +523,13 @@ pub(crate) struct Begun {
 /// The status that the request ends with.
 // Always inline: see `Requester::end_with_success`.
 #[inline(always)]
-pub(crate) fn begin_request(
+pub(crate) fn begin_request<'m>(
     qp: &Qp,
     attrs: &QpAttrs,
     work: &mut SendWr,
-    own: Memory<'_>,
+    own: Memory<'m>,
     tally: &mut Tally,
-) -> Result<Begun, WcStatus> {
+) -> Result<Begun<'m>, WcStatus> {
     if qp.adapter.faults.is_active() {
         spoil_request(qp, attrs, work)?;
     }
@@ -538,20 +541,20 @@ pub(crate) fn begin_request(
 /// # Errors
 /// The status that the request ends with.
 #[inline(always)]
-pub(crate) fn begin_counted_request(
+pub(crate) fn begin_counted_request<'m>(
     qp: &Qp,
     attrs: &QpAttrs,
     work: &mut SendWr,
-    own: Memory<'_>,
+    own: Memory<'m>,
     tally: &mut Tally,
-) -> Result<Begun, WcStatus> {
-    let length = check_request(work, own, qp.pd, attrs, MAX_MESSAGE)?;
+) -> Result<Begun<'m>, WcStatus> {
+    let begun = check_request(work, own, qp.pd, attrs, MAX_MESSAGE)?;
     match &mut work.op {
         op @ (SendOp::LocalInvalidate(_) | SendOp::FastRegister(_)) => {
             tally.key_operations += 1;
-            if change_key(qp, op, own) { Ok(Begun { length, done: true }) } else { Err(WcStatus::LocalQpOperation) }
+            if change_key(qp, op, own) { Ok(Begun { done: true, ..begun }) } else { Err(WcStatus::LocalQpOperation) }
         }
-        _ => Ok(Begun { length, done: false }),
+        _ => Ok(begun),
     }
 }
 
@@ -565,23 +568,23 @@ fn change_key(qp: &Qp, op: &mut SendOp, own: Memory<'_>) -> bool {
     }
 }
 
-/// Checks the parts of a request that do not depend on the peer. Returns the length of the message in bytes, at most
-/// `max_message`.
+/// Checks the parts of a request that do not depend on the peer. Its message has at most `max_message` bytes.
 ///
 /// # Errors
 /// The status that the request ends with.
 #[inline]
-pub(crate) fn check_request(
+pub(crate) fn check_request<'m>(
     work: &SendWr,
-    own: Memory<'_>,
+    own: Memory<'m>,
     pd: u64,
     attrs: &QpAttrs,
     max_message: u32,
-) -> Result<u64, WcStatus> {
+) -> Result<Begun<'m>, WcStatus> {
     let length = Sge::total_length(&work.sges);
+    let begun = Begun { length, done: false, data: None };
     match &work.op {
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if length != ATOMIC => return Err(WcStatus::LocalLength),
-        SendOp::LocalInvalidate(_) | SendOp::FastRegister(_) => return Ok(0),
+        SendOp::LocalInvalidate(_) | SendOp::FastRegister(_) => return Ok(Begun { length: 0, ..begun }),
         SendOp::Unsupported { .. } | SendOp::Malformed => return Err(WcStatus::LocalQpOperation),
         _ => {}
     }
@@ -595,8 +598,8 @@ pub(crate) fn check_request(
     if work.op.has_result() {
         // The keys of the result are checked when it is written. As in hardware adapters, the peer's checks come first,
         // so the peer has executed the request by then.
-        return Ok(length);
+        return Ok(begun);
     }
-    let list = SgList { memory: own, sges: &work.sges, pd, need: Access::empty() };
-    if list.allowed() { Ok(length) } else { Err(WcStatus::LocalProtection) }
+    let checked = own.check(&work.sges, (pd, Access::empty()), length, Direction::Read);
+    checked.map(|data| Begun { data, ..begun }).map_err(|_| WcStatus::LocalProtection)
 }

@@ -1,5 +1,6 @@
 //! A connected QP without errors: counters, doorbells, budgets.
 
+use pvrdma_guest_memory::MemoryBudget;
 use pvrdma_verbs::{AsyncEvent, QpEvent, QueuePair};
 use pvrdma_verbs_types::{QpAttrMask, QpAttrs, QpState, QpType, SendOp, WcStatus};
 
@@ -98,6 +99,31 @@ fn the_budget_of_a_doorbell_ends_and_the_rest_is_left_to_workers() {
     pair.settle();
     assert_eq!(pair.left.scq.one().status, WcStatus::Success);
     assert_eq!(theirs.read(0, 30_000), pattern(5, 30_000));
+}
+
+/// The log of written pages names only those that a run has reached, although the run checks the whole range.
+#[test]
+fn a_run_marks_only_the_pages_that_it_writes() {
+    const PAGE: u64 = 4096;
+    const BYTES: u64 = 16 * PAGE;
+    let world = World::with(|config| config.inline_bytes = 2 * PAGE);
+    let pair = Pair::with(world, |_| {}, |_| {});
+    // Ascending pages are one extent. A message in one that fits into a run is looked up once.
+    let [(mine, _), (theirs, start)] = [&pair.a, &pair.b].map(|node| {
+        let mut pages = node.pages(BYTES / PAGE);
+        pages.sort_unstable();
+        (node.register(&node.pd, &pages, 0, BYTES, ALL), pages[0])
+    });
+    let memory = &pair.b.memory;
+    memory.start_dirty_log(&[(start, BYTES)], &MemoryBudget::new(1 << 20)).unwrap();
+    let written = || memory.report_dirty(start, BYTES, PAGE).unwrap();
+    pair.left.submit(1, write(theirs.remote(0)), &[mine.all()]);
+    assert_eq!(written(), [0b11]);
+    pair.settle();
+    assert_eq!(written(), [0xfffc]);
+    pair.left.submit(2, write(theirs.remote(PAGE)), &[mine.sge(0, 100)]);
+    assert_eq!(written(), [0b10]);
+    assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::dirty::{DirtyLog, DirtyLogError};
 use super::map::Map;
 use super::pin::PinTable;
 use super::stall::{Hold, Stall, StallMeter, Stalls};
+use super::view::Guarded;
 use super::{
     Backing, DmaRange, DmaView, MapError, MemoryBudget, MemoryLimits, MemoryWatcher, PinError, PinPolicy, SpaceId,
 };
@@ -267,7 +268,8 @@ impl DmaSpace {
     #[inline]
     fn view_of<'a>(&'a self, map: RwLockReadGuard<'a, Map>, hold: Hold<'a>) -> DmaView<'a> {
         let enabled = self.enabled.load(Ordering::Relaxed) && !self.revoked.load(Ordering::Relaxed);
-        let guarded = !enabled || hold.is_watched() || map.log.is_some();
+        let reads = !enabled || hold.is_watched();
+        let guarded = Guarded { reads, writes: reads || map.log.is_some() };
         DmaView { id: self.id, enabled, guarded, map, hold }
     }
 

@@ -17,12 +17,18 @@ use super::{Direction, DmaError, DmaRange, SpaceId};
 pub struct DmaView<'a> {
     pub(super) id: SpaceId,
     pub(super) enabled: bool,
-    /// `true` if accesses are denied, observed or logged. As a rule they are not, so that an access tests this flag
-    /// alone.
-    pub(super) guarded: bool,
+    /// Accesses that are denied, observed or logged. As a rule there are none, so that an access tests one flag.
+    pub(super) guarded: Guarded,
     pub(super) map: RwLockReadGuard<'a, Map>,
     /// Measures how long the view is held. It must be the last field: it is dropped after the map is unlocked.
     pub(super) hold: Hold<'a>,
+}
+
+/// Kinds of access that need more than a look-up in the memory map.
+#[derive(Clone, Copy)]
+pub(super) struct Guarded {
+    pub(super) reads: bool,
+    pub(super) writes: bool,
 }
 
 impl fmt::Debug for DmaView<'_> {
@@ -61,7 +67,11 @@ impl DmaView<'_> {
     #[inline(always)]
     pub fn piece(&self, addr: u64, len: u64, direction: Direction) -> Result<VolatileSlice<'_>, DmaError> {
         let piece = self.find(addr, len, direction)?;
-        if self.guarded {
+        let guarded = match direction {
+            Direction::Read => self.guarded.reads,
+            Direction::Write => self.guarded.writes,
+        };
+        if guarded {
             self.guard(addr, &piece, direction)?;
         }
         Ok(piece)

@@ -16,8 +16,9 @@ use pvrdma_guest_memory::{Charge, Kept};
 use pvrdma_roce::Path;
 use pvrdma_verbs_types::{Access, NakReason, QpAttrs, QpState, SendOp, SendWr, WcStatus};
 
+use super::exchange::{Exchange, Step};
 use super::own_side::{Apart, own_list};
-use super::rc::{Exchange, Step, Target, is_lost, refused};
+use super::rc::{Target, have_faults, is_lost, refused};
 use super::route::LocalRoute;
 use crate::budget::Budget;
 use crate::capture::local::{Answering, ConnectionTrace};
@@ -130,13 +131,15 @@ impl Part {
         let silence = Met { step: Step::Refused(NakReason::Silence), published: None, back: None };
         let Some(source) = self.source else { return silence };
         let mut target = Target::lock(peer, (qp, attrs), (source, *found), connection);
-        let route = (source.gid, attrs.av.dgid);
-        if !target.connected || !peer.state.receives() || is_lost(qp, peer, route, progress) {
+        let faults = have_faults(qp, Some(peer));
+        let lost = faults && is_lost(qp, peer, (source.gid, attrs.av.dgid), progress);
+        if !target.connected || !peer.state.receives() || lost {
             return silence;
         }
         target.responder.first_request(peer, memory.view);
         let mut budget = Budget::new(CHUNK, 1);
         let mut exchange = Exchange {
+            faults,
             qp,
             own: Apart(bytes),
             peer,

@@ -1,6 +1,7 @@
 //! Local delivery: the path to a peer of the same process. The payload is copied once.
 
 pub(crate) mod apart;
+mod exchange;
 mod own_side;
 pub(crate) mod rc;
 pub(crate) mod route;

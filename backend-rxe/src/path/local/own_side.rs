@@ -5,19 +5,20 @@
 use std::sync::atomic::{Ordering, fence};
 
 use pvrdma_verbs_types::{Access, AccessError, SendWr};
+use vm_memory::VolatileSlice;
 
 use crate::budget::Budget;
 use crate::qp::Qp;
 use crate::qp::requester::Progress;
-use crate::sg::{FaultyList, Memory, SgList, transfer};
+use crate::sg::{FaultyList, Located, Memory, SgList, transfer};
 
 /// The requester's memory during a step.
 pub(super) trait OwnSide {
     /// Moves a part of a message to the responder. Returns `true` if the message is complete.
-    fn put(&mut self, moving: Moving<'_>, to: SgList<'_>, ordered: bool) -> Result<bool, FaultyList>;
+    fn put(&mut self, moving: Moving<'_>, to: Located<'_>, ordered: bool) -> Result<bool, FaultyList>;
 
     /// Moves a part of a message from the responder. Returns `true` if the message is complete.
-    fn get(&mut self, moving: Moving<'_>, from: SgList<'_>) -> Result<bool, FaultyList>;
+    fn get(&mut self, moving: Moving<'_>, from: Located<'_>) -> Result<bool, FaultyList>;
 
     /// Stores the result of an atomic operation.
     fn store(&mut self, qp: &Qp, work: &SendWr, old: [u8; 8]) -> Result<(), AccessError>;
@@ -32,32 +33,38 @@ pub(super) struct Moving<'a> {
 }
 
 /// Held together with the responder's memory.
-pub(super) struct Joint<'a>(pub(super) Memory<'a>);
+pub(super) struct Joint<'a> {
+    pub(super) memory: Memory<'a>,
+    /// The data to send, if they are contiguous and were checked in this step.
+    pub(super) data: Option<VolatileSlice<'a>>,
+}
 
 /// The requester's memory is not held. The buffer has the bytes that the request moves in this step.
 pub(super) struct Apart<'a>(pub(super) &'a mut [u8]);
 
 impl OwnSide for Joint<'_> {
     #[inline(always)]
-    fn put(&mut self, moving: Moving<'_>, to: SgList<'_>, ordered: bool) -> Result<bool, FaultyList> {
+    fn put(&mut self, moving: Moving<'_>, to: Located<'_>, ordered: bool) -> Result<bool, FaultyList> {
         let Moving { qp, work, progress, budget } = moving;
-        move_chunk(own_list(self.0, qp, work, Access::empty()), to, progress, budget, ordered)
+        let from = Located { list: own_list(self.memory, qp, work, Access::empty()), memory: self.data };
+        move_chunk(from, to, progress, budget, ordered)
     }
 
     #[inline]
-    fn get(&mut self, moving: Moving<'_>, from: SgList<'_>) -> Result<bool, FaultyList> {
+    fn get(&mut self, moving: Moving<'_>, from: Located<'_>) -> Result<bool, FaultyList> {
         let Moving { qp, work, progress, budget } = moving;
-        move_chunk(from, own_list(self.0, qp, work, Access::LOCAL_WRITE), progress, budget, true)
+        let to = own_list(self.memory, qp, work, Access::LOCAL_WRITE).into();
+        move_chunk(from, to, progress, budget, true)
     }
 
     fn store(&mut self, qp: &Qp, work: &SendWr, old: [u8; 8]) -> Result<(), AccessError> {
-        own_list(self.0, qp, work, Access::LOCAL_WRITE).write(0, &old)
+        own_list(self.memory, qp, work, Access::LOCAL_WRITE).write(0, &old)
     }
 }
 
 impl OwnSide for Apart<'_> {
-    fn put(&mut self, moving: Moving<'_>, to: SgList<'_>, _ordered: bool) -> Result<bool, FaultyList> {
-        let Moving { progress, budget, .. } = moving;
+    fn put(&mut self, moving: Moving<'_>, to: Located<'_>, _ordered: bool) -> Result<bool, FaultyList> {
+        let (Moving { progress, budget, .. }, to) = (moving, to.list);
         // Programs that poll a written buffer expect its last bytes to arrive last.
         let (body, tail) = self.0.split_at(self.0.len().saturating_sub(8));
         let tail_at = progress.done.saturating_add(body.len() as u64);
@@ -69,9 +76,9 @@ impl OwnSide for Apart<'_> {
         Ok(moved(self.0.len() as u64, progress, budget))
     }
 
-    fn get(&mut self, moving: Moving<'_>, from: SgList<'_>) -> Result<bool, FaultyList> {
+    fn get(&mut self, moving: Moving<'_>, from: Located<'_>) -> Result<bool, FaultyList> {
         let Moving { progress, budget, .. } = moving;
-        from.read(progress.done, self.0).map_err(|_| FaultyList::Source)?;
+        from.list.read(progress.done, self.0).map_err(|_| FaultyList::Source)?;
         Ok(moved(self.0.len() as u64, progress, budget))
     }
 
@@ -96,8 +103,8 @@ const fn moved(count: u64, progress: &mut Progress, budget: &mut Budget) -> bool
 /// Moves as much of a message as the budget allows. Returns `true` if the message is complete.
 #[inline(always)]
 fn move_chunk(
-    from: SgList<'_>,
-    to: SgList<'_>,
+    from: Located<'_>,
+    to: Located<'_>,
     progress: &mut Progress,
     budget: &mut Budget,
     ordered: bool,

@@ -33,8 +33,9 @@ impl LocalDatagram<'_> {
     /// The SGEs of the sender cannot be read.
     pub(crate) fn deliver(&self, peer: &Qp, memory: Memory<'_>, tally: &mut Tally) -> Result<(), WcStatus> {
         let datagram = self.received()?;
-        let copy =
-            |list: SgList<'_>| transfer((self.payload(), 0), (list, HEADER_LEN as u64), datagram.payload_len, false);
+        let copy = |list: SgList<'_>| {
+            transfer((self.payload().into(), 0), (list.into(), HEADER_LEN as u64), datagram.payload_len, false)
+        };
         let mut responder = peer.responder.lock();
         responder.receive_datagram(peer, memory, &datagram, tally, copy).map_err(|_| WcStatus::LocalProtection)
     }

@@ -159,13 +159,22 @@ impl Responder {
     /// Checks that the receive in use has room for `length` bytes.
     #[inline]
     pub(crate) fn check_receive(&mut self, qp: &Qp, memory: Memory<'_>, length: u64) -> Result<(), NakReason> {
+        self.check_receive_by(qp, memory, length, |list| if list.allowed() { Ok(()) } else { Err(AccessError) })
+    }
+
+    /// As [`Self::check_receive`]. `check` checks the elements of the receive.
+    #[inline]
+    pub(crate) fn check_receive_by<T>(
+        &mut self,
+        qp: &Qp,
+        memory: Memory<'_>,
+        length: u64,
+        check: impl FnOnce(SgList<'_>) -> Result<T, AccessError>,
+    ) -> Result<T, NakReason> {
         if length > Sge::total_length(&self.recv.sges) {
             return Err(self.fail_receive(qp, memory.view, WcStatus::LocalLength, NakReason::InvalidRequest));
         }
-        if !self.receive_list(qp, memory).allowed() {
-            return Err(self.receive_fault(qp, memory.view));
-        }
-        Ok(())
+        check(self.receive_list(qp, memory)).map_err(|_| self.receive_fault(qp, memory.view))
     }
 
     /// Fails the receive in use, because its memory cannot be written.
@@ -174,7 +183,8 @@ impl Responder {
     }
 
     /// Checks that the QP allows its peer this kind of access.
-    #[inline]
+    // Always inline: see `Requester::end_with_success`.
+    #[inline(always)]
     pub(crate) fn check_enabled(&mut self, qp: &Qp, view: &DmaView<'_>, need: Access) -> Result<(), NakReason> {
         let forbidden = qp.fault(Site::Permission).is_some();
         let reads = need.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC);
@@ -394,9 +404,14 @@ pub(crate) fn check_remote(
     need: Access,
 ) -> Result<(), AccessError> {
     let allowed = length == 0 || memory.mrs.lookup(remote.rkey, qp.pd, remote.addr, length, need).is_some();
-    let now = || qp.adapter.engine.now();
-    let revoked = length > 0 && qp.adapter.faults.at_key(qp.state.id(), remote.rkey, now).is_some();
+    let revoked = length > 0 && is_revoked(qp, remote.rkey);
     if allowed && !revoked { Ok(()) } else { Err(AccessError) }
+}
+
+/// Returns `true` if a requested fault revokes a key of this device.
+#[inline(always)]
+pub(crate) fn is_revoked(qp: &Qp, rkey: u32) -> bool {
+    qp.adapter.faults.at_key(qp.state.id(), rkey, || qp.adapter.engine.now()).is_some()
 }
 
 /// Returns a range that a peer specifies as an SGE.
