@@ -687,6 +687,13 @@ impl Endpoint {
         }
     }
 
+    /// Asks a peer in the process that the device has left for its requests, at the end of the pause.
+    pub(crate) fn prompt_peer(&self) {
+        if let Some(port) = &self.fabric.port {
+            self.wire.prompt(port, &self.qp, |attrs| self.wire_path(attrs, Qp::usable_source));
+        }
+    }
+
     /// Catches up on the events of a pause: doorbells, timers, and turns of the port.
     pub(crate) fn ring(&self) {
         self.qp.receive_posted();

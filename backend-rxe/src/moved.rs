@@ -79,6 +79,7 @@ impl RxeHca {
                 if moves && parts.responder.attrs.path_mtu.bytes() > port_mtu.bytes() {
                     return Err(VerbsError::Invalid("a path MTU above that of the port"));
                 }
+                parts.responder.left_peer = ends(parts.responder.connection);
                 part(&mut parts, ends);
                 Ok(())
             })?;

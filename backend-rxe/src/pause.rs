@@ -58,6 +58,7 @@ impl PauseHca for RxeHca {
         endpoints.iter().for_each(|endpoint| endpoint.restart_timers());
         let waiters = self.fabric.directory.resume(&self.node);
         *complete = false;
+        endpoints.iter().for_each(|endpoint| endpoint.prompt_peer());
         endpoints.iter().for_each(|endpoint| endpoint.ring());
         waiters.values().for_each(|task| task.schedule());
         true

@@ -343,9 +343,14 @@ impl Side {
         self.test = next;
     }
 
-    /// Continues on another adapter, without the local peers of the first one, as a VMM does it. The first device
-    /// leaves.
+    /// Continues on another adapter, without the local peers of the first one, as a VMM does it.
     fn move_alone(&mut self, adapter: Adapter, saved: &[u8], leaves: bool) {
+        self.arrive_alone(adapter, saved, leaves);
+        assert!(self.test.device.resume());
+    }
+
+    /// Same, but the device stays paused.
+    fn arrive_alone(&mut self, adapter: Adapter, saved: &[u8], leaves: bool) {
         self.space = self.test.memory.another_space();
         let config = TestDevice::<Rxe>::config(self.host);
         let next = self.successor(&adapter, config);
@@ -358,7 +363,6 @@ impl Side {
         assert!(self.test.device.resume());
         self.replace_with(next);
         self.adapter = adapter;
-        assert!(self.test.device.resume());
     }
 
     /// Posts a receive that the peer needs.
@@ -661,6 +665,33 @@ fn a_local_connection_continues_on_the_network() {
         }
     }
     assert!(counts.get("local request").is_some_and(|&count| count >= 30), "{counts:?}");
+}
+
+/// A device leaves its peer's process, and the peer's first packet on the network arrives before the device runs. The
+/// peer sends it again at once, although its timer has not fired.
+#[test]
+fn a_packet_that_came_too_early_is_sent_again_at_once() {
+    let mut pair = Pair::neighbours(false);
+    let adapter = pair.adapter(0);
+    let [moving, peer] = &mut pair.sides;
+    let mut write = |id, (address, rkey)| {
+        peer.qp.post_send(&[SendWr::write(id, &[peer.buffer.sge(&peer.mr, 0, 64)], address, rkey)]).unwrap();
+        peer.sends.push_back(id);
+    };
+    let place = (moving.buffer.va(), moving.mr.rkey);
+    write(1, place);
+    while moving.adapter.rxe.run_some(64) > 0 {}
+    moving.space.start_dirty_log(&[(0, 1 << 32)], &MemoryBudget::new(1 << 20)).unwrap();
+    let saved = moving.save();
+    moving.adapter.cut.store(true, Ordering::SeqCst);
+    write(2, place);
+    moving.arrive_alone(adapter, &saved, true);
+    let run = |moving: &Side| while moving.adapter.rxe.run_some(64) + peer.adapter.rxe.run_some(64) > 0 {};
+    run(moving);
+    assert!(moving.test.device.resume());
+    run(moving);
+    peer.poll();
+    assert!(peer.is_done());
 }
 
 /// Two guests of different hosts have a connection, and one moves to the host of the other in the middle of it, and

@@ -132,6 +132,8 @@ impl Responder {
             established,
             connection,
             last_wqe_raised,
+            // A device that moves on before it has run prompts no peer: the peer's timer does it.
+            left_peer: _,
             own_gid: _,
         } = self;
         saved::Responder {

@@ -348,6 +348,28 @@ impl WireSide {
         wire.transport.hold_off(packet, timer, out)
     }
 
+    /// Asks a peer in the process that the device has left for its requests, at the end of the pause. Their first
+    /// packets are lost if they came before, and the peer would notice only by its timer.
+    ///
+    /// Nothing is kept, because the peer may follow the device into this process, where local delivery must find a
+    /// connection that the wire has not used. `path` returns a path only if its source can be used now.
+    pub(crate) fn prompt(&self, port: &Port, qp: &Qp, path: impl FnOnce(&QpAttrs) -> Option<(Path, BoundGid)>) {
+        // Few queue pairs have left a peer, and most resumes have none of them.
+        if !std::mem::take(&mut qp.responder.lock().left_peer) || !qp.state.receives() {
+            return;
+        }
+        // An unbind waits until this view is released.
+        let _view = MemoryGuard::open(&qp.adapter, None);
+        let responder = qp.responder.lock();
+        let path = path(&responder.attrs).filter(|_| self.responder.lock().is_none());
+        if let Some((path, _)) = path {
+            let transport = pvrdma_roce::Responder::new(&responder.attrs, path);
+            let mut frames = port.buffer();
+            frames.push_with(MAX_FRAME, |room| transport.prompt(room));
+            port.send(frames);
+        }
+    }
+
     /// Sends responses that the responder owes, at least one packet and about `most` bytes, and adds their bytes to
     /// `sent`. Returns `false` if there are more.
     pub(crate) fn respond(&self, port: &Port, qp: &Qp, most: u64, sent: &mut u64) -> bool {

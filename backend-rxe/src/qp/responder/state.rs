@@ -42,6 +42,8 @@ pub(crate) struct Responder {
     pub(in crate::qp) established: bool,
     /// Identity of the connection whose requests it accepts.
     pub(crate) connection: Connection,
+    /// The peer was in the process that the device has left, and the device has not run since.
+    pub(crate) left_peer: bool,
     /// The last-WQE event was raised.
     pub(in crate::qp) last_wqe_raised: bool,
     /// The GID of this QP's address vector, with the directory's generation at the lookup.
@@ -62,6 +64,7 @@ impl Responder {
             attrs: QpAttrs::default(),
             established: false,
             connection: Connection::default(),
+            left_peer: false,
             last_wqe_raised: false,
             own_gid: None,
         }

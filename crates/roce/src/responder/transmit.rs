@@ -5,6 +5,7 @@ use pvrdma_verbs_types::{Psn, RemoteAddress};
 
 use super::responses::{ReadResponse, Response};
 use super::{NakSent, Responder, SEQUENCE_ERROR, Sack};
+use crate::path::Path;
 use crate::wire::{
     ACCEPT, Aeth, AtomicAckEth, Bth, Extension, NakCode, Opcode, Packet, Position, Reth, SackMap, Service, Syndrome,
 };
@@ -122,10 +123,22 @@ impl Responder {
         if !is_request || self.ended || owes_data || bth.psn != self.expected {
             return None;
         }
-        let aeth = Aeth { syndrome: Syndrome::RnrNak { timer }, msn: self.msn };
-        let nak = self.bth(Opcode::ACKNOWLEDGE, bth.psn);
+        self.nak_expected_on(&self.path_of(packet), Syndrome::RnrNak { timer }, out)
+    }
+
+    /// Writes a sequence NAK for the expected request into `out`, which should hold [`crate::wire::MAX_FRAME`] bytes,
+    /// and returns its length in bytes. The state does not change. A peer that has sent the request sends it again, as
+    /// it does after a loss, without waiting for its timer. Any other ignores the NAK.
+    pub fn prompt(&self, out: &mut [u8]) -> Option<usize> {
+        self.nak_expected_on(&self.path, SEQUENCE_ERROR, out)
+    }
+
+    /// Writes a NAK for the expected request without a change of state.
+    fn nak_expected_on(&self, path: &Path, syndrome: Syndrome, out: &mut [u8]) -> Option<usize> {
+        let aeth = Aeth { syndrome, msn: self.msn };
+        let nak = self.bth(Opcode::ACKNOWLEDGE, self.expected);
         // Identifiers matter only to fragments, and these packets are never fragmented.
-        Some(self.path_of(packet).frame(&mut 0, nak, Extension::Aeth(aeth), 0, out).ok()?.finish())
+        Some(path.frame(&mut 0, nak, Extension::Aeth(aeth), 0, out).ok()?.finish())
     }
 
     /// Updates a NAK that reports lost packets and is next in the queue, if the packet that it names was executed
