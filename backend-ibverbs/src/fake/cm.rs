@@ -84,7 +84,9 @@ pub(super) fn attributes(transport: c_int, link_layer: Option<u8>, state: c_int)
     /// State, timeout, retries, RNR retries, PSN, READs.
     const RTS_MASK: c_int = 0x1 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x2000;
     if transport == TRANSPORT_IWARP {
-        return (QpAttr::default(), 0);
+        // Port; before RTS also state and access.
+        let mask = if state == RTR { 0x1 | 0x8 | 0x20 } else { 0x20 };
+        return (QpAttr { qp_state: state, port_num: 1, ..QpAttr::default() }, mask);
     }
     let ah_attr = if link_layer == Some(LINK_LAYER_INFINIBAND) {
         AhAttr { dlid: DLID, sl: SERVICE_LEVEL, port_num: 1, ..AhAttr::default() }

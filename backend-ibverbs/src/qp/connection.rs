@@ -53,6 +53,8 @@ impl Qp {
             _ => return None,
         };
         match found {
+            // The kernel moves the queue pairs of an iWARP connection itself, although its attributes name the port.
+            Some(_) if shared.transport.is_iwarp() => Some(Ok(())),
             Some((attr, bits)) => Some(self.apply(host, attr, bits, attrs, mask)),
             None if shared.transport.has_ip_gids() => None,
             None => {
@@ -77,10 +79,6 @@ impl Qp {
         attrs: &QpAttrs,
         mask: QpAttrMask,
     ) -> Result<(), VerbsError> {
-        // The kernel moves the queue pairs of an iWARP connection itself.
-        if bits == 0 {
-            return Ok(());
-        }
         let (own, own_bits) = convert::attributes(attrs, mask & OWN, self.adapter.shared.config.port);
         let mut attr = QpAttr { qp_state: i32::from(attrs.state as u8), ..attr };
         let named = |flag: QpAttrMask| mask.contains(flag);

@@ -160,8 +160,7 @@ impl CmId {
         check(unsafe { (self.library().rdma_disconnect)(self.raw.as_ptr()) })
     }
 
-    /// Returns the attributes, with their mask, that move a queue pair of this connection to a state. The mask of an
-    /// iWARP connection is empty, because the kernel moves its queue pairs itself.
+    /// Returns the attributes, with their mask, that move a queue pair of this connection to a state.
     pub(crate) fn attributes(&self, state: c_int) -> io::Result<(QpAttr, c_int)> {
         let (mut attr, mut mask) = (QpAttr { qp_state: state, ..QpAttr::default() }, 0);
         // SAFETY: the object exists; both are valid for writing.

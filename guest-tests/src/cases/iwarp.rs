@@ -123,8 +123,7 @@ fn refused_write(guest: &SiwGuest) -> Result<()> {
     peer.write(nowhere, 0, 64)?;
     ensure!(peer.finished()? == WcStatus::Success, "a WRITE ends when the socket has accepted it");
     peer.read(nowhere, 0, 64)?;
-    ensure!(peer.finished()? == WcStatus::RemoteAccess, "the READ behind it reports the error");
-    ended(peer, Cause::TAGGED_STAG)
+    refused(peer, Cause::TAGGED_STAG).context("the READ behind it")
 }
 
 fn refused_read(guest: &SiwGuest) -> Result<()> {
@@ -132,12 +131,13 @@ fn refused_read(guest: &SiwGuest) -> Result<()> {
     peer.post_receive(0, 64)?;
     let source = rping::message(&mut peer)?;
     peer.read(source, 0, 8192)?;
-    ensure!(peer.finished()? == WcStatus::RemoteAccess, "the READ is refused");
-    ended(peer, Cause { layer: 0, error_type: 1, code: 1 })
+    refused(peer, Cause { layer: 0, error_type: 1, code: 1 })
 }
 
-fn ended(peer: IwarpPeer, expected: Cause) -> Result<()> {
-    let end = peer.end()?;
-    ensure!(matches!(end, End::Terminated { cause, .. } if cause == expected), "{end:?} instead of {expected}");
+/// Checks the end of a READ that the guest refuses for this cause.
+fn refused(mut peer: IwarpPeer, cause: Cause) -> Result<()> {
+    let (status, end) = (peer.finished()?, peer.end()?);
+    let named = matches!(&end, End::Terminated { cause: named, .. } if *named == cause);
+    ensure!(status == WcStatus::RemoteAccess && named, "{status:?}, {end:?} instead of {cause}");
     Ok(())
 }

@@ -28,6 +28,21 @@ const HAS_LENGTH: u8 = 0x80;
 const HAS_HEADER: u8 = 0x40;
 /// The body of the refused Read Request is present.
 const HAS_READ: u8 = 0x20;
+/// Bits that the RFC reserves, and in which `siw` has these flags.
+const FLAGS_OF_SIW: u8 = 0x07;
+
+/// Returns the first and the third byte of a body in the order of the RFC.
+///
+/// On little-endian machines, Linux's `siw` fills both bytes from the least significant bit: the type of the error is
+/// in the upper half of the first byte, the layer in the lower half. Without any flag the order remains unknown, and
+/// the RFC applies.
+const fn in_order(kind: u8, flags: u8) -> (u8, u8) {
+    if flags & (HAS_LENGTH | HAS_HEADER | HAS_READ) == 0 && flags & FLAGS_OF_SIW != 0 {
+        (kind.rotate_left(4), flags.reverse_bits())
+    } else {
+        (kind, flags)
+    }
+}
 
 impl Terminate {
     /// Encodes the body.
@@ -57,6 +72,7 @@ impl Terminate {
         let Some((&[kind, code, flags, _], mut rest)) = body.split_first_chunk() else {
             return Self { cause: Cause::CATASTROPHIC, segment: None, read: None };
         };
+        let (kind, flags) = in_order(kind, flags);
         let cause = Cause { layer: kind >> 4, error_type: kind & 15, code };
         let mut terminate = Self { cause, segment: None, read: None };
         let mut length = 0;
@@ -100,6 +116,15 @@ mod tests {
             assert_eq!((bytes.len(), Terminate::parse(&bytes)), (length, terminate));
         }
         assert_eq!(whole.to_bytes()[..6], [0x01, 0x00, 0xe0, 0, 0, 46]);
+    }
+
+    #[test]
+    fn the_order_of_siw_is_recognized() {
+        let whole = Terminate { cause: Cause { code: 1, ..Cause::READ_STAG }, ..terminate() };
+        let mut bytes = whole.to_bytes();
+        assert_eq!(bytes[..3], [0x01, 0x01, 0xe0]);
+        (bytes[0], bytes[2]) = (0x10, 0x07);
+        assert_eq!(Terminate::parse(&bytes), whole);
     }
 
     #[test]
