@@ -46,12 +46,12 @@ fn place(function: u8) -> String {
 
 fn both_functions(bed: &KvmBed, end: usize) -> Result<String> {
     let devices = [(Function::Network, 0), (Function::Rdma, 1)];
-    let devices = devices.map(|(kind, number)| format!("socket={},{}", socket(end, kind), place(number)));
+    let devices = devices.map(|(kind, number)| format!("socket={},{}", socket(GUESTS[end], kind), place(number)));
     command(bed, end, &devices.join(" "))
 }
 
 fn one_function(bed: &KvmBed, end: usize) -> Result<String> {
-    command(bed, end, &format!("socket={}", socket(end, Function::Rdma)))
+    command(bed, end, &format!("socket={}", socket(GUESTS[end], Function::Rdma)))
 }
 
 /// Returns the command that starts the VMM of a guest. The guest's agent uses the virtio console, which Cloud

@@ -27,7 +27,7 @@ pub(crate) const DOORBELL_GUESTS: [&str; 2] = ["e", "f"];
 pub(crate) const SAVED_GUEST: &str = "g";
 /// Name of the guest that moves from one process to another. Both have its line open, which is therefore a terminal.
 pub(crate) const MOVING_GUEST: &str = "h";
-/// Name of a guest with which that one communicates.
+/// Name of a guest of a daemon with which that one communicates.
 pub(crate) const PEER_GUEST: &str = "i";
 /// Network interface of the host, used as uplink.
 pub(crate) const CARD: &str = "eth0";
@@ -49,6 +49,7 @@ impl KvmBeds {
     pub(crate) fn start<T>(&self, image: &GuestImage, start: impl Fn(Rc<KvmBed>) -> Result<T>) -> Result<T> {
         for _ in 1..ATTEMPTS {
             let bed = self.get(image)?;
+            bed.use_second_processor(true)?;
             match start(Rc::clone(&bed)) {
                 Err(error) if bed.vm().has_ended() => {
                     log::warn!("the host has broken down, it is booted once more: {error:#}");
@@ -143,6 +144,12 @@ impl KvmBed {
     /// Lets the processes that a command lists use all processors.
     pub(crate) fn spread(&self, processes: &str) -> Result<()> {
         self.vm().run(&format!("for process in $({processes}); do taskset -a -p 3 $process || exit; done")).map(drop)
+    }
+
+    /// Takes the second processor from the host, or gives it back. With one processor the host does not break down, see
+    /// [`Self::ON_ONE_PROCESSOR`], but is slower.
+    pub(crate) fn use_second_processor(&self, use_it: bool) -> Result<()> {
+        self.vm().run(&format!("echo {} > /sys/devices/system/cpu/cpu1/online", u8::from(use_it))).map(drop)
     }
 
     /// Ends remaining processes of a program, and waits for their end.

@@ -140,15 +140,18 @@ impl KvmQemuPair {
     }
 }
 
-/// Returns the shell command that starts the QEMU of a guest.
 fn command(bed: &KvmBed, end: usize) -> Result<String> {
-    let name = GUESTS[end];
+    qemu(bed, GUESTS[end])
+}
+
+/// Returns the shell command that starts the QEMU of a guest. A daemon serves the devices.
+pub(crate) fn qemu(bed: &KvmBed, name: &str) -> Result<String> {
     let builder = VmBuilder::new(&bed.image(), Path::new(FILES))
         .name(name)
         .memory_mib(MEMORY_MIB)
         .patience(PATIENCE)
-        .nic_socket(Path::new(&socket(end, Function::Network)))
-        .pvrdma_socket(Path::new(&socket(end, Function::Rdma)));
+        .nic_socket(Path::new(&socket(name, Function::Network)))
+        .pvrdma_socket(Path::new(&socket(name, Function::Rdma)));
     let console = Path::new(FILES).join(format!("{name}.console"));
     let words = builder.command(&bed.initramfs(), &bed.line(name)?, &console)?;
     // No word contains a quote.

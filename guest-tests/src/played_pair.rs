@@ -175,13 +175,19 @@ impl PlayedPair {
     }
 }
 
-/// Path at which the daemon serves a function of a guest.
-pub(crate) fn socket(end: usize, function: Function) -> String {
+/// Path at which a daemon serves a function of a guest.
+pub(crate) fn socket(guest: &str, function: Function) -> String {
     let suffix = match function {
         Function::Network => "nic",
         Function::Rdma => "pvrdma",
     };
-    format!("{FILES}/{}.{suffix}", GUESTS[end])
+    format!("{FILES}/{guest}.{suffix}")
+}
+
+/// Option of a daemon for the devices of a guest.
+pub(crate) fn device(guest: &str, mac: &str) -> String {
+    let [rdma, network] = [Function::Rdma, Function::Network].map(|function| socket(guest, function));
+    format!("--device name={guest},socket={rdma},nic-socket={network},mac={mac}")
 }
 
 fn daemon_command(doorbells: [&str; 2]) -> Result<String> {
@@ -190,15 +196,7 @@ fn daemon_command(doorbells: [&str; 2]) -> Result<String> {
     let mut command =
         format!("{fuse}RUST_BACKTRACE=1 RUST_LOG=info exec {TOOLS}/pvrdmad --sandbox strict --control {FILES}/control");
     for end in [0, 1] {
-        write!(
-            command,
-            " --device name={},socket={},nic-socket={},mac={},doorbells={}",
-            GUESTS[end],
-            socket(end, Function::Rdma),
-            socket(end, Function::Network),
-            MAC[end],
-            doorbells[end]
-        )?;
+        write!(command, " {},doorbells={}", device(GUESTS[end], MAC[end]), doorbells[end])?;
     }
     Ok(command)
 }

@@ -7,23 +7,28 @@ use anyhow::{Context, Result, ensure};
 
 use super::case::Case;
 use super::kernel_log;
-use super::kvm_saved::{ADDRESS, COUNT, MAC, MEMORY, MTU, Machine, PATIENT, on_hosts, start};
+use super::kvm_saved::{ADDRESS, COUNT, MAC, MTU, Machine, PATIENT, on_hosts};
 use super::kvm_traffic::Traffic;
 use crate::endpoints::bring_up;
 use crate::image::GuestImage;
 use crate::kvm_bed::{KvmBed, KvmBeds, MOVING_GUEST, PEER_GUEST};
+use crate::kvm_host::TOOLS;
+use crate::kvm_qemu;
+use crate::played_pair::{FILES, device};
 use crate::vm::{Job, Vm};
 
+/// Memory of the VM.
+const MEMORY: &str = "256M";
 /// Sockets of destinations on the host, and the numbers of their uplinks.
 const THERE: (&str, u8) = ("/run/there.sock", 2);
 const BACK: (&str, u8) = ("/run/back.sock", 1);
 /// Address of the host on the bridge.
 const HOST: Ipv4Addr = Ipv4Addr::new(192, 168, 84, 2);
-/// Addresses of a guest of another VMM, which does not move.
+/// Addresses of a guest of QEMU and a daemon, which does not move.
 const PEER: Ipv4Addr = Ipv4Addr::new(192, 168, 84, 3);
 const PEER_MAC: &str = "52:54:00:00:04:12";
 /// Uplink of the peer.
-const PEER_LINK: &str = "--uplink af_packet:veth3";
+const PEER_LINK: &str = "af_packet:veth3";
 
 const WHEN: &str = "takes minutes; runs when asked for: --only kvm/migrate";
 
@@ -32,13 +37,18 @@ pub(crate) fn cases(beds: &KvmBeds) -> Vec<Case> {
     let beds = beds.clone();
     let run = move |image: &GuestImage| {
         let options = format!("--uplink af_packet:veth1 --migrate {}", THERE.0);
-        on_hosts(|| Machine::boot(image, &beds, MOVING_GUEST, &options, bridge), |machine| migrate(image, machine))
+        on_hosts(
+            || Machine::boot(image, &beds, (MOVING_GUEST, MEMORY), &options, bridge),
+            |machine| migrate(image, machine),
+        )
     };
     vec![Case::alone("kvm/migrate", run).slow(WHEN)]
 }
 
-/// Sets up a bridge with interfaces for uplinks, and `rdma_rxe` on it.
+/// Sets up a bridge with interfaces for uplinks, and `rdma_rxe` on it. Guests of two VMMs run for minutes, in which a
+/// host with two processors breaks down.
 fn bridge(bed: &KvmBed) -> Result<()> {
+    bed.use_second_processor(false)?;
     bed.vm()
         .run(&format!(
             "[ -e /sys/class/net/br0 ] && exit
@@ -69,8 +79,8 @@ fn migrate(image: &GuestImage, machine: &Machine) -> Result<String> {
     refused(machine).context("another machine")?;
     destination_killed(machine).context("a destination that is killed")?;
 
-    let (peer, _peer_vmm) = start_peer(image, bed).context("the peer")?;
-    let (guest, host, peer) = ((vm, ADDRESS), (bed.vm(), HOST), (&peer, PEER));
+    let peer = Peer::boot(image, bed).context("the peer")?;
+    let (guest, host, peer) = ((vm, ADDRESS), (bed.vm(), HOST), (&peer.vm, PEER));
     let traffic = vec![
         Traffic::pings(vm, guest, 7174)?,
         Traffic::pings(vm, host, 7175)?,
@@ -93,14 +103,31 @@ fn migrate(image: &GuestImage, machine: &Machine) -> Result<String> {
     Ok(format!("{first}; {second}; {third}; progress of programs: {notes}"))
 }
 
-/// Boots the guest of another VMM.
-fn start_peer(image: &GuestImage, bed: &KvmBed) -> Result<(Vm, Job)> {
-    let prepared = bed.prepare(image, PEER_GUEST)?;
-    let vmm = start(bed, PEER_GUEST, PEER_LINK, PEER_MAC, MEMORY)?;
-    let vm = prepared.accept(bed.vm().process())?;
-    vm.wait_boot()?;
-    bring_up(&vm, &[PEER.into()], MTU)?;
-    Ok((vm, vmm))
+/// A guest of QEMU, whose devices belong to a daemon.
+struct Peer {
+    // Declared in the order in which they must be dropped.
+    vm: Vm,
+    _machine: Job,
+    _daemon: Job,
+}
+
+impl Peer {
+    fn boot(image: &GuestImage, bed: &KvmBed) -> Result<Self> {
+        bed.clear("pvrdmad")?;
+        let prepared = bed.prepare(image, PEER_GUEST)?;
+        let daemon = bed.vm().spawn(&format!(
+            "RUST_BACKTRACE=1 RUST_LOG=info exec {TOOLS}/pvrdmad --sandbox strict --control {FILES}/control \
+             --network name=default,uplink={PEER_LINK} {}",
+            device(PEER_GUEST, PEER_MAC)
+        ))?;
+        daemon.wait_for_output(&format!("{PEER_GUEST}: ready"), PATIENT)?;
+        let machine = bed.vm().spawn(&kvm_qemu::qemu(bed, PEER_GUEST)?)?;
+        let vm = prepared.accept(bed.vm().process())?;
+        let outputs = || format!("{}\n{}", daemon.output(), machine.output());
+        vm.wait_boot().with_context(outputs)?;
+        bring_up(&vm, &[PEER.into()], MTU).with_context(outputs)?;
+        Ok(Self { vm, _machine: machine, _daemon: daemon })
+    }
 }
 
 /// Returns a shell word for the process id of a VMM of the moving guest: the oldest (`-o`), or the newest (`-n`).
@@ -111,7 +138,7 @@ fn process(option: &str) -> String {
 
 /// A destination with less memory refuses the machine, which stays.
 fn refused(machine: &Machine) -> Result<()> {
-    let destination = listen(machine, THERE, None, "256M")?;
+    let destination = listen(machine, THERE, None, "128M")?;
     request(machine.bed.vm())?;
     let refused = destination.wait(PATIENT)?;
     let named = refused.text.contains("the state has memory ");
