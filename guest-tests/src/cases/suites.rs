@@ -75,20 +75,21 @@ struct Suite {
     read: fn(&str) -> Outcomes,
 }
 
-const SUITES: [Suite; 6] = [
+const SUITES: [Suite; 7] = [
     Suite { name: "fabtests", system: LIBFABRIC, guests: 2, read: formats::fabtests },
     Suite { name: "iscsi", system: ISCSI, guests: 2, read: formats::cunit },
     Suite { name: "mpich", system: MPICH, guests: 2, read: formats::tap },
     Suite { name: "pyverbs", system: PYVERBS, guests: 1, read: formats::unittest },
     Suite { name: "ubertest", system: LIBFABRIC, guests: 2, read: formats::ubertest },
     Suite { name: "ucx", system: UCX, guests: 1, read: formats::gtest },
+    Suite { name: "ucx-datagrams", system: UCX, guests: 1, read: formats::gtest },
 ];
 
 /// The tests.
 pub(crate) fn cases() -> Vec<Case> {
     let case = |suite: Suite| {
         Case::alone(format!("slow/suites/{}", suite.name), move |image| run(image, suite))
-            .slow("builds and runs another project's tests, up to 40 minutes; runs when asked for: --only slow/suites")
+            .slow("builds and runs another project's tests, up to an hour; runs when asked for: --only slow/suites")
     };
     SUITES.map(case).into()
 }
@@ -143,9 +144,10 @@ fn output(image: &GuestImage, suite: Suite, root: &Path, scripts: &Path, logs: &
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Returns the version of a suite, which its build has written.
+/// Returns the version of a suite, which its build has written. Parts of a suite have its name and one of their own.
 fn version(versions: &Path, suite: &str) -> Result<String> {
     let text = fs::read_to_string(versions).with_context(|| format!("cannot read {}", versions.display()))?;
+    let suite = suite.split_once('-').map_or(suite, |(whole, _)| whole);
     let found = text.lines().find_map(|line| line.strip_prefix(suite)?.strip_prefix('\t'));
     Ok(found.with_context(|| format!("{} does not have {suite}", versions.display()))?.to_owned())
 }
