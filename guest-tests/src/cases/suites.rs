@@ -75,10 +75,12 @@ struct Suite {
     read: fn(&str) -> Outcomes,
 }
 
-const SUITES: [Suite; 7] = [
+const SUITES: [Suite; 9] = [
     Suite { name: "fabtests", system: LIBFABRIC, guests: 2, read: formats::fabtests },
     Suite { name: "iscsi", system: ISCSI, guests: 2, read: formats::cunit },
     Suite { name: "mpich", system: MPICH, guests: 2, read: formats::tap },
+    Suite { name: "mpich-collective", system: MPICH, guests: 2, read: formats::tap },
+    Suite { name: "mpich-one-sided", system: MPICH, guests: 2, read: formats::tap },
     Suite { name: "pyverbs", system: PYVERBS, guests: 1, read: formats::unittest },
     Suite { name: "ubertest", system: LIBFABRIC, guests: 2, read: formats::ubertest },
     Suite { name: "ucx", system: UCX, guests: 1, read: formats::gtest },
