@@ -20,7 +20,7 @@ use crate::events::{Event, Events};
 use crate::status::WedgedProcess;
 use crate::text::printable_text;
 
-/// Maximum number of wedged processes of a network. While it is reached, no other process of the network starts.
+/// Maximum number of wedged workers of a network. While it is reached, no other worker of the network starts.
 pub(super) const MAX_OF_NETWORK: usize = 4;
 /// Maximum number of threads of a process that a report names.
 const MAX_THREADS: usize = 8;
