@@ -48,8 +48,8 @@ impl Network {
         let planned =
             doorbells.and_then(|doorbells| Planned::new(device, self.plan.setup.network.vlan, doorbells, sources));
         let planned = Arc::new(planned.map_err(|error| format!("{error:#}"))?);
-        // Both are set before the worker has the device, because it may then send, receive and ask for its links at
-        // once.
+        // The services and the uplink know the device before the worker has it: the worker may then send, receive and
+        // ask for the device's links at once.
         self.plan.services.add(planned.name(), planned.connector());
         let wired = self.plan.wire(Some(planned.device.mac)).map_err(|error| format!("uplink: {error}"));
         let added = wired.and_then(|()| match &*self.runs {
@@ -174,7 +174,7 @@ impl Network {
         let Runs::Process(process) = &*self.runs else {
             return Err("it has no process of its own (isolate=none)".to_owned());
         };
-        // Longer than a new worker that hangs is waited for.
+        // Longer than the wait for a new worker that hangs, so that the caller gets its result and not a timeout.
         let deadline = Instant::now() + self.plan.timing.start.saturating_mul(2);
         let _turn = self.turn(deadline)?;
         process.hand_over(deadline)
@@ -267,8 +267,8 @@ impl Network {
         }
     }
 
-    /// Waits for exclusive permission to change the network, and for the end of a hand-over that took longer than its
-    /// caller has waited: neither of the two workers would learn of a change of the plan.
+    /// Waits for exclusive permission to change the network, and for the end of a hand-over whose caller has given up:
+    /// neither of its two workers would learn of a change of the plan.
     pub(super) fn turn(&self, deadline: Instant) -> Result<impl Drop + '_, String> {
         let open = |change: &str| format!("network {}: {change} has not come to its end", self.name());
         let turn = self.changing.try_lock_until(deadline).ok_or_else(|| open("another change"))?;
@@ -298,7 +298,8 @@ fn descriptors(planned: &Planned, stand_ins: &StandIns) -> Result<(Request, Vec<
 fn take_back(process: &Process, connection: &Connection, device: &str) {
     let request = Request::RemoveDevice { device: device.to_owned() };
     if process.ask_one(connection, request, &[]).is_err() {
-        // The worker cannot be told any more. Its successor does not know the device.
+        // The request cannot be sent, so the worker has to end. Its successor starts from the plan, which lacks the
+        // device.
         connection.hang_up();
     }
 }

@@ -53,7 +53,8 @@ impl Keeper {
         keepers.begin_hand_over();
         let taken = self.call(&mut next, Request::TakeOver {}, &[taker.into()]);
         let given = session.wait(&given, &self.stop, self.plan.timing.hung);
-        // A giver that was refused, or that has ended without an answer, had its clients to the end.
+        // If the taker has nothing and the giver has not reported that it gave its devices, the clients are still at
+        // the keepers of the giver.
         keepers.end_hand_over(taken.is_ok() || matches!(given, Ok(Some(Reply::Given { .. }))));
         match (given, taken) {
             (given, Ok(())) => {
@@ -75,7 +76,7 @@ impl Keeper {
             (Ok(Some(Reply::Error(problem))), Err(end)) => {
                 Err(HandOverError::Refused(format!("the new worker {end}: {problem}")))
             }
-            // The giver serves nothing any more, and the taker serves nothing either.
+            // Neither the giver nor the taker serves now.
             (Ok(Some(_)), Err(end)) => Err(HandOverError::Ended(end)),
             (Ok(None), Err(_)) => Err(HandOverError::Ended(End::Stopped)),
             (Err(end), Err(_)) => Err(HandOverError::Ended(end)),
@@ -124,7 +125,7 @@ impl Keeper {
         });
         let _ = arrival.prepared.try_send(told);
         let mut session = prepared?;
-        // The other supervisor keeps the network.
+        // The sender is dropped if the other supervisor keeps the network.
         let Ok(from) = arrival.from.recv() else { return Ok((session, Err(End::Stopped))) };
         let taken = self.call(&mut session, Request::TakeOver {}, &[from]);
         if taken.is_ok() {

@@ -62,7 +62,7 @@ impl Wanted {
 /// Result of the first start.
 pub(super) type FirstStart = Result<(), String>;
 
-/// The worker's ends of an [`Adopting`](super::process::Adopting).
+/// The ends of the channels of an [`Adopting`](super::process::Adopting) that belong to the thread of the network.
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) prepared: SyncSender<FirstStart>,

@@ -96,10 +96,11 @@ pub(crate) struct Supervisor {
     loaded: Mutex<Config>,
     /// Sockets of the daemon itself, which another daemon takes over with the networks.
     front: Mutex<Front>,
-    /// Read during a change, written while another daemon takes the networks over: `true` once that one serves them.
+    /// Read-locked during a change, write-locked while another daemon takes the networks over. `true` once that daemon
+    /// serves them.
     gate: RwLock<bool>,
     starter: Starter,
-    /// Takes the end of this daemon after another one has taken over.
+    /// Notified when this daemon has to end, because another one has taken over.
     ended: Mutex<Option<SyncSender<()>>>,
     sources: Sources,
     program: Option<Program>,
@@ -170,7 +171,7 @@ impl Supervisor {
         *self.front.lock() = front;
     }
 
-    /// Returns a receiver of the end of this daemon after another one has taken over.
+    /// Returns a receiver that is notified when this daemon has to end, because another one has taken over.
     pub(crate) fn replaced(&self) -> Receiver<()> {
         let (ended, end) = sync_channel(1);
         *self.ended.lock() = Some(ended);
@@ -337,7 +338,7 @@ impl Supervisor {
         let begun = begun.map_err(|error| format!("{error:#}"))?;
         let begun = Arc::new(begun);
         self.networks.write().push(Arc::clone(&begun));
-        // A concurrent change of the log level did not cover this network yet, so the level is applied again.
+        // A concurrent change of the log level may have missed this network, so the level is applied again.
         let level = self.sources.log.lock().clone();
         level.map_or(Ok(()), |level| begun.log_level(&level, Instant::now() + self.timing.call))
     }

@@ -39,7 +39,7 @@ impl Supervisor {
         if let Err(problem) = self.add_new(&difference, &mut changes, &mut networks) {
             // Undone in reverse order.
             for name in changes.added.iter().rev() {
-                // This ends the worker's part of the device at the latest.
+                // If the worker does not confirm this, its part of the device ends when it resumes or exits.
                 let _ = self.remove(name);
             }
             networks.iter().for_each(|name| self.end_empty(name));
@@ -131,7 +131,7 @@ const LATER: &str = "it runs and is described differently: take it out of the fi
                      restart the daemon";
 
 /// Returns `true` if two devices are described alike. The line rate is not compared: it may have been read from an
-/// interface at that time, and the value of a file holds until the daemon ends.
+/// interface when the device was added, and a configured one is fixed ([`check_fixed`]).
 fn is_same(running: &Device, new: &Device) -> bool {
     let mut new = new.clone();
     if let (Some(old), Some(new)) = (&running.rules.congestion, &mut new.rules.congestion) {

@@ -48,8 +48,8 @@ impl Supervisor {
         }
     }
 
-    /// Gives all networks to the supervisor at the other end of a connection. `replaced` is called once that one serves
-    /// them, and before it serves the control socket.
+    /// Gives all networks to the supervisor at the other end of a connection. `replaced` is called once the other
+    /// supervisor serves them, and before it serves the control socket.
     pub(crate) fn replace(&self, to: &UnixStream, replaced: impl FnOnce()) -> Outcome {
         let _replacing = self.starter.replacing();
         let outcome = match self.try_replace(to) {
@@ -103,7 +103,7 @@ impl Supervisor {
         if *gate {
             return Err(all_refused("another daemon serves the networks"));
         }
-        // Found before the new program starts anything, and while the guests are served.
+        // Obstacles are found before the new program starts anything, and while the guests are served.
         let deadline = Instant::now() + self.timing.call;
         let obstacles = networks.iter().filter_map(|network| Some(refused(network, &network.obstacles(deadline)?)));
         let obstacles: Vec<_> = obstacles.collect();

@@ -37,7 +37,7 @@ impl Starter {
         is_free
     }
 
-    /// The thread does not wait any more.
+    /// Ends the wait of the thread.
     pub(super) fn end(&self) {
         self.waiting.lock().take();
     }

@@ -79,7 +79,7 @@ impl Supervisor {
                 }
             }
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                // No replacement begins any more: the connection of a program that was killed is closed.
+                // After this, no replacement begins: the end of the program closes its connection.
                 let _ = pidfd_send_signal(&pidfd, Signal::KILL);
                 match events.recv_timeout(KILLED) {
                     // The outcome arrived before the program was killed.

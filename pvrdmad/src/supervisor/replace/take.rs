@@ -197,7 +197,7 @@ fn exchange(old: &UnixStream, takings: &[Taking]) -> Result<Vec<Upgraded>, TakeO
         Ok(Old::Replaced { networks }) => Ok(networks),
         Ok(Old::Kept { networks }) => Err(TakeOverError::Networks(networks)),
         Ok(_) => Err(anyhow!("the old daemon does not keep to the order").into()),
-        // It ended. It may have permitted the hand-over before, and its workers end with it.
+        // The old daemon has ended, and its workers with it. It may have permitted the hand-over before that.
         Err(problem) if takings.iter().any(is_taken) => {
             // Log: once, at the start.
             error!("the old daemon ended early: {problem:#}");
