@@ -136,7 +136,7 @@ impl Connection {
     /// Delivers a reply to the caller that waits for it.
     ///
     /// # Errors
-    /// The worker may not send this reply.
+    /// The reply violates the protocol.
     pub(super) fn settle(&self, frame: &[u8]) -> Result<(), Violation> {
         let Incoming { id, body } = serde_json::from_slice(frame)?;
         let Some(request) = self.open.lock().requests.remove(&id) else { return Err(Violation::NotAsked(id)) };

@@ -47,7 +47,7 @@ impl DoorbellHost {
 
     /// Returns the program of keepers, or `None` if there are none.
     pub(super) fn keepers(&self) -> Option<Program> {
-        // Lets tests see the behaviour of a worker whose client is wedged and that has no keeper.
+        // Lets tests observe a worker without keepers that a client wedges.
         let without = cfg!(feature = "testing") && std::env::var_os("PVRDMAD_WITHOUT_KEEPERS").is_some();
         self.program.clone().filter(|_| !without)
     }
@@ -80,7 +80,7 @@ impl DoorbellHost {
 
 /// Returns the doorbell setup for a worker, with the descriptors of a new doorbell page file if pages are exported.
 ///
-/// If no file can be made for a worker that starts later, its doorbells trap: this is better than no worker.
+/// If no file can be made, or no fallback server guards it, the doorbells trap: this is better than no worker.
 pub(super) fn lend(
     device: &Device,
     setup: &DoorbellSetup,

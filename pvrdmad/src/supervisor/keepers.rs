@@ -119,7 +119,7 @@ impl Keepers {
         let Devices { kept, handing_over, .. } = &mut *devices;
         let kept = kept.entry(device.to_owned()).or_insert_with(none);
         kept.left = false;
-        // The worker that gives the device keeps its keeper until the other one serves the client.
+        // The worker that gives the device keeps its keeper until the worker that takes it serves the client.
         let current = if *handing_over { &mut kept.next } else { &mut kept.now };
         if let Some(keeper) = current.take() {
             self.kill(device, keeper.process);
@@ -205,7 +205,7 @@ impl Keepers {
         self.devices.lock().kept.insert(device, kept);
     }
 
-    /// Leaves the keepers that no worker was given to the next daemon: this one does not start.
+    /// Leaves to the next daemon the keepers that no worker was given, because this daemon does not start.
     pub(super) fn leave_adopted(&self) {
         for kept in self.devices.lock().kept.values_mut().filter(|kept| kept.left) {
             if let Some(Running { process: _, listening }) = kept.now.take() {
@@ -233,8 +233,8 @@ impl Keepers {
         }
     }
 
-    /// Lets each device start as many keepers as a new one may: the next worker starts its own, which neither the
-    /// client nor the worker has caused.
+    /// Renews the start budgets of all devices: the next worker starts keepers of its own, which neither a client nor
+    /// the present worker has caused.
     pub(super) fn renew_budgets(&self) {
         for kept in self.devices.lock().kept.values_mut() {
             kept.starts = Budget::new(STARTS, Instant::now());
@@ -251,8 +251,8 @@ impl Keepers {
         }
     }
 
-    /// Kills all keepers, and starts no others. Called before the worker is stopped, so that wedged keepers miss their
-    /// deadline while the worker ends, and not after that.
+    /// Kills all keepers, and starts no others. Called before the worker is stopped, so that the deadline of wedged
+    /// keepers passes while the worker ends, and not after it.
     pub(super) fn close(&self) {
         self.devices.lock().closed = true;
         self.end_all();
@@ -277,7 +277,7 @@ impl Keepers {
         self.killed.lock().push(Killed { keeper, device: device.to_owned(), since: Instant::now() });
     }
 
-    /// Waits up to `patience` for the killed keepers, for none beyond its deadline.
+    /// Waits up to `patience` for the killed keepers, and for none of them beyond its own deadline ([`DEATH`]).
     fn wait(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
         // The list is taken out, so that its lock is not held during the wait.

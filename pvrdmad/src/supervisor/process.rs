@@ -248,7 +248,8 @@ impl Drop for Process {
     }
 }
 
-/// Thread that keeps a worker running. The kernel ends the process when this thread ends for any reason.
+/// Thread that keeps a worker running. The kernel kills the worker when this thread ends for any reason, because the
+/// parent-death signal follows the thread that started the process.
 pub(super) struct Keeper {
     pub(super) plan: Arc<Plan>,
     pub(super) program: Program,
@@ -324,7 +325,7 @@ impl Keeper {
                 }
                 loop {
                     let end = session.run(&self.stop, self.plan.timing.hung);
-                    // Requests wait for the result of a hand-over as for the next worker.
+                    // During a possible hand-over, requests wait as they do for the next worker.
                     let mut life = self.lives.life.lock();
                     (life.running, life.handing_over) = (None, true);
                     drop(life);
@@ -363,8 +364,8 @@ impl Keeper {
         self.lives.stopping.load(Ordering::Acquire)
     }
 
-    /// Hands the devices over if that is wanted. The session is that of the next worker then, and that of the same
-    /// worker after a refusal.
+    /// Hands the devices over if that is wanted. Afterwards `session` is that of the new worker, or still that of the
+    /// present one after a refusal.
     fn hand_over_if_wanted(&self, session: &mut Session) -> Result<(), End> {
         let wanted = self.lives.wanted.lock().take();
         if let Some(wanted) = wanted {
@@ -383,8 +384,8 @@ impl Keeper {
         self.serves_again(session)
     }
 
-    /// Lets other threads send requests to a worker that they found absent: one that has taken the devices, or that has
-    /// kept them. The carrier may have changed meanwhile; all other changes wait for the end of a hand-over.
+    /// Lets other threads send requests again: to the worker that has taken the devices, or to the one that has kept
+    /// them. The carrier may have changed meanwhile; all other changes wait for the end of a hand-over.
     fn serves_again(&self, session: &mut Session) -> Result<(), End> {
         let mut told = None;
         loop {
@@ -461,7 +462,7 @@ impl Keeper {
         })
     }
 
-    /// Adds the clients that a worker has left at the keeper of a device, if it has crashed.
+    /// Adds to a request the clients that a crashed worker has left at the keeper of a device.
     fn add_left_clients(&self, device: &str, request: &mut Request, fds: &mut Vec<OwnedFd>) {
         let keepers = &self.plan.services.keepers;
         match request {

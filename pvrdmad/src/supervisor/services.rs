@@ -185,7 +185,7 @@ impl Host for Services {
         let mut clients = self.clients.lock();
         let changed = if connected {
             clients.lost.remove(device);
-            // Of a client that a keeper has held, `client_recovered` tells.
+            // A client that a keeper has held is reported by `client_recovered` instead.
             clients.connected.insert(device.to_owned()) && !clients.kept.contains(device)
         } else {
             clients.connected.remove(device)

@@ -70,10 +70,10 @@ const ARENAS: (&str, &str) = ("MALLOC_ARENA_MAX", "2");
 /// Interval of checks for processes that have ended without a sign of it: killed, with one thread stuck in the kernel
 /// that keeps all descriptors open.
 pub(super) const LOOK: Duration = Duration::from_millis(500);
-/// The same while nothing is asked of the process: an idle daemon should sleep, and a process that was killed without
-/// being asked for anything may be noticed a little later.
+/// The same while no request is open: an idle daemon should sleep, and the end of a process that owes no reply may be
+/// noticed a little later.
 const IDLE_LOOK: Duration = Duration::from_secs(5);
-/// Time for a process to exit after its socket has ended, as it most likely does.
+/// Time for a process to exit after it has closed its socket, most likely because it exits.
 const MOMENT: Duration = Duration::from_secs(1);
 
 /// Running worker, owned by the thread that watches it. Dropping it kills the process.
@@ -197,7 +197,8 @@ impl Session {
         }
     }
 
-    /// Serves the worker's sockets until a reply arrives, or forever. Returns `None` if it is time to stop.
+    /// Serves the worker's sockets until a reply arrives or, without `reply`, until the worker ends. Returns `None` if
+    /// it is time to stop.
     fn pump_until(
         &mut self,
         reply: Option<&Receiver<Reply>>,
@@ -227,7 +228,7 @@ impl Session {
         let timeout = refilled.map_or(hung, |refilled| refilled.min(hung));
         let timeout = timeout.min(self.next_look.saturating_duration_since(now));
         let Some(process) = &self.process else { return Err(End::HungUp) };
-        // A worker over its request limit, or with a closed upcall socket, must not wake the thread by it.
+        // The upcalls of a worker that has used up its rate must not wake the thread.
         let upcalls = upcalls_wanted.then(|| self.upcalls.stream().as_fd());
         let log = self.log.as_ref().map(AsFd::as_fd);
         let always = [stop.as_fd(), process.as_fd(), self.connection.stream().as_fd()];
@@ -305,7 +306,8 @@ impl Session {
     pub(super) fn end(mut self, stop: Duration, kill: Duration) {
         self.kill = kill;
         self.connection.end();
-        // Half of the connection stays open: the worker takes its complete end for the death of this process.
+        // Only this half is closed: a worker that sees both halves closed takes that for the death of this process, and
+        // leaves its clients to the next daemon.
         let _ = self.connection.stream().shutdown(std::net::Shutdown::Write);
         let deadline = Instant::now() + stop;
         while let Some(process) = &mut self.process

@@ -115,6 +115,7 @@ impl StandIns {
             state.now = Some(ours);
         }
         let sent = state.now.as_ref().map_or(Ok(()), |to| entrust(to, pages, device.as_fd(), life.as_fd()));
+        // A server that takes no more files keeps those that it has. The next file gets a new server.
         if sent.is_err() {
             let full = state.now.take();
             state.full.extend(full);

@@ -76,7 +76,7 @@ impl Upcalls {
         Ok(true)
     }
 
-    /// Handles the pending notes of a worker that has ended.
+    /// Handles the pending notes about clients of a worker that has ended, and drops its other requests.
     pub(super) fn drain(&mut self) {
         for _ in 0..LEFT_OVER {
             let Ok(Received::Frame(frame)) = self.reader.receive(&self.stream, MAX_HOST_REQUEST) else { return };

@@ -1,5 +1,5 @@
-//! Follows the interface of an uplink with the links of the network's devices: one thread for each network with such an
-//! uplink.
+//! Makes the links of a network's devices follow the interface of its uplink: one thread for each network with an
+//! interface to follow.
 //!
 //! Notifications of the kernel are only hints; after one, the thread reads the current state of the interface. Changes
 //! between two reads therefore cost nothing. Reads are rate-limited: an interface that flaps, or other interfaces that
@@ -204,7 +204,7 @@ impl Teller {
             );
         }
         let (mtu, wanted) = (state.mtu(), self.plan.setup.network.mtu);
-        // An interface that comes back with the MTU that is wanted causes no message about its MTU.
+        // An interface that was absent is expected to carry the wanted MTU, so only a smaller one causes a message.
         let carried = before.and_then(InterfaceState::mtu).unwrap_or_else(|| wanted.max(mtu.unwrap_or_default()));
         if let Some(mtu) = mtu.filter(|mtu| *mtu != carried) {
             let (level, so) = match mtu < wanted {

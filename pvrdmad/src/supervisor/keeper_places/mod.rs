@@ -1,8 +1,8 @@
 //! Directory of the sockets of keepers, in which the next daemon finds them if this one is killed.
 //!
-//! It lies beside the control socket, so that a daemon with the same configuration looks at the same place, and has one
-//! daemon at a time. Only the daemon's user may enter it. The name of a socket consists of the version of the protocol,
-//! the device, and the process that made it.
+//! It lies beside the control socket, which belongs to one daemon at a time, so that the next daemon with the same
+//! configuration finds it. Only the daemon's user may enter it. The name of a socket consists of the version of the
+//! protocol, the device, and the process that made it.
 
 use std::ffi::CStr;
 use std::io;
@@ -135,6 +135,7 @@ impl KeeperPlaces {
             match rustix::net::bind(socket, &place.address) {
                 Err(Errno::NOENT) if tries > 0 => {}
                 Err(errno) => {
+                    // This socket is not bound, so a file of this name belongs to another one, and stays.
                     place.leave();
                     return Err(errno.into());
                 }
@@ -212,8 +213,8 @@ fn device_of(name: &str) -> Option<&str> {
     (known && parts.next().is_none()).then_some(device)
 }
 
-/// Finds out which process listens at a socket, and whether it holds clients. Any file that is not that of such a
-/// keeper is removed.
+/// Finds out which process listens at a socket, and whether it holds clients. The file is removed unless a keeper with
+/// clients listens there.
 fn examine(place: KeeperPlace) -> io::Result<Examined> {
     let socket = match connect(&place.address) {
         Ok(socket) => socket,
@@ -225,7 +226,8 @@ fn examine(place: KeeperPlace) -> io::Result<Examined> {
         return Ok(Examined::Refused(format!("it belongs to user {}", peer.uid.as_raw())));
     }
     let pidfd = pidfd_open(peer.pid, PidfdFlags::empty())?;
-    // It answers, so it runs: the number was not given to another process before the descriptor was opened.
+    // A process that answers after the descriptor was opened has run all the time, so its number was not given to
+    // another one in between.
     let clients = look::has_clients(socket, PATIENCE);
     let mut process = WorkerProcess::adopt(peer.pid, pidfd);
     let device = device_of(&place.name).map(str::to_owned);

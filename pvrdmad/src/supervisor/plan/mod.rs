@@ -477,7 +477,7 @@ fn watch(network: &Network) -> Option<(UplinkWatch, UplinkState)> {
     .ok()
 }
 
-/// Returns `true` if frames of this link are sent to addresses.
+/// Returns `true` if this link names a destination in the system calls that send frames.
 const fn needs_addresses(link: &LinkSpec) -> bool {
     matches!(link, LinkSpec::Vxlan(_) | LinkSpec::AfPacket(_) | LinkSpec::AfPacketPair(_))
 }

@@ -98,7 +98,8 @@ impl Watched for UplinkWatch {
     type Seen = UplinkState;
 
     fn hints(&self) -> BorrowedFd<'_> {
-        // Hints tell of all interfaces of the host. `look` discards them before it queries either interface.
+        // One socket suffices, because hints tell of all interfaces of the host. `look` discards them before it queries
+        // either interface.
         self.first.hints()
     }
 

@@ -424,7 +424,7 @@ const TLS_FILES: usize = 3;
 /// Listening socket that another process takes over, without its descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct DescribedListener {
-    /// Its file, unless the process that started the first daemon has created it.
+    /// Its file. `None` for a socket that was inherited (`LISTEN_FDS`).
     file: Option<FileIdentity>,
 }
 
