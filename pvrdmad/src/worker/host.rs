@@ -26,8 +26,8 @@ pub trait Host: Send + Sync + fmt::Debug {
     /// Reports that a VMM connected to a device or disconnected.
     fn client(&self, device: &str, connected: bool);
 
-    /// Reports that the client of a device, or of its network function, is served, which a worker that has crashed had
-    /// served before. `problem` is the reason why the driver was not told.
+    /// Reports that this worker serves the client that a crashed worker has left, of a device or of its network
+    /// function. `problem` is the reason why the driver was not told.
     fn client_recovered(&self, device: &str, network_function: bool, problem: Option<&str>);
 
     /// Reports that a queue pair of a device has failed, with cause and history.

@@ -99,7 +99,7 @@ impl Ether {
         // destinations are flooded.
         let unknown = if device.rules.forged.allow_mac() { UnknownUnicast::Flood } else { UnknownUnicast::Drop };
         let port = self.switch.port(device.mac, unknown)?;
-        // Its VM may still run at another host, and move here.
+        // Its VM may still run at another host and move here, so the switch also looks for it at the uplink.
         self.switch.silence(device.mac);
         Ok(port)
     }

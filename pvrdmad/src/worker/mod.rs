@@ -72,8 +72,8 @@ pub struct Worker {
     given: AtomicBool,
     /// Removed devices whose client thread has not ended.
     stuck: Mutex<Vec<(String, StuckClient)>>,
-    /// The state of links that the uplink permits. Administrators set the rest per device. Locked while links change,
-    /// and before the devices.
+    /// State of the uplink's interface: an upper bound for the links of all devices. Locked while links change, and
+    /// before `devices`.
     carrier: Arc<Mutex<Carrier>>,
     ether: Ether,
     adapter: Arc<dyn Adapter>,
@@ -245,8 +245,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Returns the keeper, which receives the descriptors of a device's clients. `left` is the connection to the one of
-    /// a worker that has crashed.
+    /// Returns the keeper, which receives the descriptors of a device's clients. `left` is the connection to the keeper
+    /// that a crashed worker has left.
     fn keeper(&self, device: &str, left: Option<OwnedFd>) -> Arc<Keeper> {
         let (host, device) = (Arc::clone(&self.host), device.to_owned());
         let renew = move || host.keeper(&device);
@@ -353,7 +353,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Applies the faults of a device that affect more than its connections, and sets those that it begins with.
+    /// Installs the function that applies those faults of a device that affect more than its connections, and sets the
+    /// faults with which the device begins.
     fn start_faults(&self, served: &ServedDevice) -> Result<()> {
         let Reporter { station, links, device, .. } = &served.reporter;
         let Some(SoftwareParts { faults, .. }) = station.software() else { return Ok(()) };

@@ -55,7 +55,7 @@ pub(in crate::worker) trait Station: fmt::Debug + Send + Sync {
     /// The adapter cannot capture, the device has too many captures already, or a descriptor cannot be created.
     fn capture(&self, config: CaptureConfig) -> Result<Capture>;
 
-    /// Returns what the software adapter has of the device, if that is its adapter.
+    /// Returns the parts that only the software adapter has, or `None` if another adapter serves the device.
     fn software(&self) -> Option<&SoftwareParts>;
 }
 
@@ -75,7 +75,7 @@ pub(in crate::worker) struct SoftwareParts {
     pub(in crate::worker) _failures: ObservedFailures,
     /// Receives conflicts about its addresses.
     pub(in crate::worker) _conflicts: ObservedConflicts,
-    /// Numbers of its failed queue pairs.
+    /// Counts of its failed queue pairs.
     pub(in crate::worker) failed: Arc<FailureCounts>,
     /// Its faults on request.
     pub(in crate::worker) faults: DeviceFaults,

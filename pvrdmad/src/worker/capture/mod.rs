@@ -33,7 +33,7 @@ const BUFFER: usize = 8 << 20;
 /// Bytes per write.
 const CHUNK: usize = 64 << 10;
 
-/// Interval at which a thread with a blocked reader checks if it should end.
+/// Interval at which a thread whose client does not read checks if it has to end.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Returns the capture configuration for the length that the client requested.
@@ -81,7 +81,7 @@ impl Streams {
             LOG.log(module_path!(), Level::Info, &device, format_args!("a capture begins"));
             let out = Patient { stream: &stream, stopping: &stopping };
             let result = run(&out, &device, id.as_ref(), snaplen, &capture);
-            // The server still holds the stream, so dropping it here would not close it, and the client would wait for
+            // `Running` still holds the stream, so dropping it here would not close it, and the client would wait for
             // its end forever.
             let closed = stream.shutdown(Shutdown::Both);
             match result.and(closed) {
@@ -135,7 +135,7 @@ impl Drop for Running {
     }
 }
 
-/// A writer to a client. A blocked write ends only if the daemon stops.
+/// Writer to a client. A write that blocks is repeated until the capture has to end.
 struct Patient<'a> {
     stream: &'a UnixStream,
     stopping: &'a AtomicBool,

@@ -29,8 +29,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 /// ([`ALL_READY`]): a permit that the supervisor sends finds the giver waiting.
 pub(super) const PERMIT: Duration = ALL_READY.saturating_add(Duration::from_millis(500));
 
-/// Time for the giver to permit the start. It is longer than the giver waits itself: its permission finds the taker
-/// waiting.
+/// Time for the giver to permit the start. It is longer than the giver itself waits for its permit, so that the
+/// permission finds the taker waiting.
 pub(super) const GO: Duration = PERMIT.saturating_add(Duration::from_secs(1));
 
 /// Byte with which a giver reports that the taker is ready.
