@@ -16,8 +16,8 @@ use crate::sandbox::{self, Mismatch};
 /// keepers apart in lists of processes.
 pub const ARGUMENT: &str = "keeper";
 
-/// Connections that a keeper has not accepted: that of its first worker, and of the workers that came and went while it
-/// was in a system call.
+/// Maximum number of connections that a keeper has not accepted: those of its first worker, and of workers that came
+/// and went while it was in a system call.
 pub(crate) const BACKLOG: i32 = 16;
 
 /// Time for which a keeper holds clients without a worker: longer than a daemon takes to start the next worker, and
@@ -34,7 +34,8 @@ pub fn run(mode: SandboxMode) -> io::Result<()> {
         // Makes the kernel report this process to those that connect, instead of the daemon that made the socket.
         rustix::net::listen(&stdin, BACKLOG)?;
     } else {
-        // A keeper that nothing knows any more must not hold clients: their VMMs would wait for every answer in vain.
+        // A keeper that the next daemon cannot find must end with the present one: the VMMs of its clients would wait
+        // for every answer in vain.
         set_parent_process_death_signal(Some(Signal::KILL))?;
     }
     // The setup needs system calls that the sandbox refuses.

@@ -17,7 +17,7 @@ pub struct HostFacts {
     pub architecture: &'static str,
     /// Processors that this process may use.
     pub processors: usize,
-    /// Reason why the VMMs of a network end when its process ends, if they do.
+    /// Reason why no fallback server can guard pages, if none can: VMMs then end with the process of their network.
     pub without_stand_in: Option<String>,
     /// Reason why no file of doorbell pages can be created, if none can.
     pub without_file: Option<String>,

@@ -26,7 +26,7 @@ const LONGEST_NAP: u64 = 50_000;
 const WARM: u64 = 2_000_000;
 /// A process whose page is touched within this time after it was taken away polls the page by storing to it.
 const SPINNER: u64 = 100_000;
-/// So does one of the processes if pages are touched this many times in total and no work is found.
+/// Number of touches, without work in between, after which one of the processes is taken to poll its page.
 const VAIN: u32 = 4;
 /// Divisor of the time since the last activity: the result is the length of a rest while a process stores to its page
 /// without posting work. A later post is thus delayed by at most this fraction of the time that its process has waited.
@@ -37,7 +37,7 @@ const LONGEST_REST: u64 = 2_000_000;
 const JUDGED: u64 = 10_000_000;
 /// Divisor of the evaluated time: a watcher that lacked a processor for longer than the result delays other threads.
 const CROWDED: u64 = 20;
-/// Time for which such a watcher stops spinning: first value and maximum.
+/// Time for which a watcher that delays other threads stops spinning: first value and maximum.
 const PAUSE: (u64, u64) = (1_000_000_000, 60_000_000_000);
 /// First time for which the pages are left to a process that stores to them without posting work. It doubles up to the
 /// maximum below.

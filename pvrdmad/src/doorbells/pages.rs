@@ -108,7 +108,8 @@ impl Pages {
     /// # Errors
     /// The thread has ended, or is stuck; it continues in that case.
     pub(super) fn stop(&self) -> io::Result<StoppedPages<'_>> {
-        // First, because a thread that takes a page away waits for this process to answer the kernel.
+        // This waits for a thread that takes a page away. It comes first, because that thread waits for this process to
+        // answer the kernel.
         let kept = self.flags.keep();
         let mut turn = self.turn.lock();
         match *turn {

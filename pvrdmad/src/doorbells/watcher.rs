@@ -37,7 +37,6 @@ pub(super) struct Watch {
     /// Ends the thread's sleep.
     waker: Waker<Bell>,
     ends: AtomicBool,
-    /// Set once, before any client has the file.
     pages: Arc<Pages>,
     counts: Arc<DoorbellCounters>,
     state: AtomicU8,
@@ -244,7 +243,7 @@ impl Body {
         out.moved > 0 || out.completed
     }
 
-    /// Polls first, so that a completion after the poll ends the rest.
+    /// Polls, and rests if there was no work. The poll comes first, so that a completion after it ends the rest.
     fn rest(&mut self, rest: u64) {
         if !self.look(Depth::Rest) {
             self.watch.counts.doorbell_naps.increment();
