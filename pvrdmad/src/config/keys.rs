@@ -156,7 +156,7 @@ pub(super) fn word<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(
     Ok(Option::deserialize(deserializer)?.map(|Word(value)| value))
 }
 
-/// The word that was probably meant.
+/// Returns the known word that was probably meant, if one is similar enough.
 pub(super) fn similar<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let scored = known.into_iter().map(|candidate| (strsim::jaro_winkler(word, candidate), candidate));
     let best = scored.max_by(|(a, _), (b, _)| a.total_cmp(b))?;

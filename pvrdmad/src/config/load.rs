@@ -242,7 +242,7 @@ fn line(text: &str, error: &ConfigError) -> Option<usize> {
     Some(before.matches('\n').count().saturating_add(1))
 }
 
-/// Returns what was probably meant, from serde's message: "unknown field `sock`, expected one of `name`, `socket`".
+/// Returns advice about an unknown key, from serde's message: "unknown field `sock`, expected one of `name`, `socket`".
 fn hint(message: &str) -> Option<String> {
     let mut words = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
     let unknown = words.next()?;

@@ -26,7 +26,7 @@ const DEFAULT_MTU: u32 = 1500;
 const LOCAL_MTU: u32 = 9000;
 /// Valid MTUs: from the smallest that every IPv4 network carries to about the largest possible.
 const MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
-/// Threads of a device that receive frames. Each has a packet queue of its own.
+/// Valid numbers of threads that receive frames of a device. Each thread has a packet queue of its own.
 const PORT_THREADS: std::ops::RangeInclusive<usize> = 1..=16;
 
 /// Reason why `follow-carrier=off` is refused.

@@ -58,7 +58,7 @@ fn checked(share: ShareConfig) -> Result<ShareConfig, String> {
 /// Word that removes an optional value.
 const OFF: &str = "off";
 
-/// Changes keys of a share. The value `off` removes a rate.
+/// Changes keys of a share. The value `off` removes a rate or the burst.
 ///
 /// # Errors
 /// There is no such key, a value is out of range, or values contradict each other.
@@ -112,10 +112,10 @@ impl Network {
         self.carries(shares).map_err(|(name, problem)| ConfigError::Device { name: name.to_owned(), problem })
     }
 
-    /// Checks the same for devices that have these shares.
+    /// Checks that the capacity of the network covers the guaranteed rates of devices with these shares.
     ///
     /// # Errors
-    /// The rate is too low, as the named device shows.
+    /// The rate of the network is unknown or too low. The error names the first device whose guarantee cannot be kept.
     pub(crate) fn carries<'a>(
         &self,
         shares: impl Iterator<Item = (&'a str, ShareConfig)>,

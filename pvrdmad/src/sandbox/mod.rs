@@ -1,4 +1,4 @@
-//! Sandbox of a process that serves a network, in force from its first instruction on.
+//! Sandbox of a process that serves a network, in force before the process reads any input.
 //!
 //! Such a process parses data from guests, VMMs and peers. It receives everything that it needs as descriptors, so it
 //! can give up the permission to open anything. [`enter`] drops all capabilities; it denies access to the file system,

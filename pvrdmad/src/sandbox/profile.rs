@@ -7,7 +7,8 @@ use clap::ValueEnum;
 pub enum Profile {
     /// The software adapter. It opens nothing, and sends only to the peers of connected sockets.
     Rxe,
-    /// The software adapter with links whose frames have destination addresses (VXLAN, packet sockets).
+    /// The software adapter with links that name a destination in the system calls that send frames (VXLAN, packet
+    /// sockets).
     RxeAddressed,
     /// The host's adapter. libibverbs reads its configuration and `/sys`, and opens the adapter's device nodes whenever
     /// a guest's driver starts.

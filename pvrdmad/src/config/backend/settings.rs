@@ -57,7 +57,8 @@ pub(crate) trait Settings {
         Ok(())
     }
 
-    /// Returns the sandbox profile of a worker. `addressed`: it has links whose frames have destination addresses.
+    /// Returns the sandbox profile of a worker. `addressed`: it has links that name a destination in the system calls
+    /// that send frames.
     fn profile(&self, addressed: bool) -> Profile;
 
     /// Returns the RDMA device of the host that it uses, if it uses one.
