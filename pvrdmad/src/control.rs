@@ -37,7 +37,7 @@ pub fn ask_status(path: &Path, describe: bool) -> Result<DaemonStatus> {
     ask(path, &Request::Status { describe }).map(|(_, status)| status)
 }
 
-/// Asks likewise, but gives up after `patience` in all, whatever the daemon does.
+/// As [`ask_status`], but gives up after `patience` in all, whatever the daemon does.
 ///
 /// # Errors
 /// No daemon answers in time, or its answer is invalid.
@@ -160,7 +160,7 @@ pub(crate) fn ask<T: DeserializeOwned>(path: &Path, request: &Request) -> Result
     ask_until(path, request, None)
 }
 
-/// Asks likewise, up to a deadline.
+/// As [`ask`], up to a deadline.
 fn ask_until<T: DeserializeOwned>(
     path: &Path,
     request: &Request,
@@ -195,7 +195,7 @@ fn remaining(deadline: Option<Instant>) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// Connects to a socket. Waits while too many connections wait for a daemon that does not accept them.
+/// Connects to a socket. Waits while the backlog of the daemon is full.
 fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&socket, Timeout::Send, Some(patience))?;

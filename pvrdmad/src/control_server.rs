@@ -184,8 +184,8 @@ impl Server {
     }
 
     fn answer(&self, request: Request) -> Response {
-        // A change waits for no replacement of the daemon: it would not reach the next one. The request that starts a
-        // replacement is none itself.
+        // A change is refused while the daemon is being replaced, because it would not reach the next daemon. The
+        // request that starts a replacement must not hold this lock, for which the replacement waits.
         let _change = match request {
             Request::Status { .. } | Request::Show { .. } | Request::Upgrade { check: true, .. } => None,
             Request::Upgrade { daemon: true, .. } => None,
@@ -270,7 +270,8 @@ impl Server {
         (&*stream).write_all(&answer(id, &Response::Done {})?)?;
         let outcome = self.supervisor.replace(stream, || {
             *self.accepts.lock() = false;
-            // Before the next daemon reports its own state, which the service manager accepts from the main process.
+            // This precedes the first report of the next daemon: the service manager accepts reports from the main
+            // process.
             notify::replaced_by(pid);
         });
         if outcome.replaced {

@@ -92,7 +92,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Tells the daemon that this one replaces that it can end.
+    /// Lets the daemon that this one replaces end.
     pub fn is_ready(&mut self) {
         if let Some(old) = self.replaces.take() {
             Taken::serves(&old);
@@ -135,7 +135,7 @@ impl Daemon {
         Ok(changes)
     }
 
-    /// Returns a receiver of the end of this daemon after another one has replaced it.
+    /// Returns a receiver that is notified when this daemon has to end, because another one has replaced it.
     pub fn replaced(&self) -> Receiver<()> {
         self.supervisor.replaced()
     }
@@ -154,7 +154,7 @@ impl Daemon {
         std::process::exit(0)
     }
 
-    /// Returns a function that returns if the daemon is alive: it makes the same calls as a request at the control
+    /// Returns a function that returns only if the daemon is alive: it makes the same calls as a request at the control
     /// socket.
     pub(crate) fn alive(&self) -> impl Fn() + Send + use<> {
         let supervisor = Arc::clone(&self.supervisor);

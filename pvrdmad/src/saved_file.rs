@@ -197,7 +197,7 @@ fn adapters_part(kind: u16, part: &mut Vec<u8>) -> Result<Option<Value>> {
 fn hide(value: &mut Value) {
     match value {
         Value::Object(fields) => {
-            // The keys of the slots begin with it.
+            // The indices in keys begin at the `base` of a table, so `base` tells a part of each key.
             let is_table = fields.contains_key("free");
             for (name, value) in fields {
                 let is_secret = SECRETS.binary_search(&name.as_str()).is_ok() || is_table && name == "base";

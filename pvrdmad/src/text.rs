@@ -28,7 +28,7 @@ pub fn is_printable_json(text: &str) -> bool {
     text.chars().all(|c| c != '\\' && is_printable(c))
 }
 
-/// Line breaks are refused as well: they would forge lines of a log.
+/// Returns `true` if a character is shown as it is. Line breaks are not, because they would forge lines of a log.
 const fn is_printable(c: char) -> bool {
     // C0, DEL and C1; line and paragraph separators; and marks, embeddings, overrides and isolates of the writing
     // direction.

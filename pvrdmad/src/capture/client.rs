@@ -22,8 +22,9 @@ use crate::control;
 const MAX_BLOCK: usize = 1 << 20;
 /// Block type of a frame.
 const ENHANCED_PACKET: u32 = 6;
-/// Size of a block's type and length, and of the repeated length at its end, in bytes.
+/// Size of a block's type and length, in bytes.
 const BLOCK_HEADER: usize = 8;
+/// Size of a block without its body, in bytes: type, length, and the length repeated at the end.
 const BLOCK_FRAME: usize = 12;
 /// Offsets of a frame's captured length and of its bytes in its block.
 const FRAME_LENGTH: usize = 20;

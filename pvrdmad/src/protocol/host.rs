@@ -24,7 +24,7 @@ pub enum HostRequest {
         /// Name of its device.
         device: String,
     },
-    /// The client of the worker before, which has crashed, is served. There is no reply.
+    /// The client that a crashed worker has left is served. There is no reply.
     ClientRecovered {
         /// Name of its device.
         device: String,

@@ -31,7 +31,7 @@ impl Inherited {
     /// # Errors
     /// A descriptor is not a listening Unix stream socket.
     pub fn from_environment() -> Result<Self> {
-        // The crate does not support names.
+        // `listenfd` does not support names.
         let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
         let names: Vec<_> = names.split(':').filter(|name| !name.is_empty()).map(str::to_owned).collect();
         let mut announced = ListenFd::from_env();

@@ -271,7 +271,7 @@ pub struct LinkReport {
 impl LinkReport {
     /// Makes the report of a link from its configuration and the link itself.
     pub(crate) fn new(spec: &LinkSpec, link: &dyn Link) -> Self {
-        // It is known only when a datagram is sent if its peer receives.
+        // Only sending a datagram shows if its peer receives, so such a link is never known to be down.
         let seen = |up: &bool| *up || !matches!(spec, LinkSpec::Datagrams { .. });
         Self { link: spec.to_string(), up: link.inspect().up.taken().filter(seen) }
     }
