@@ -9,7 +9,7 @@ pub(crate) const CLASS: [u8; 3] = [0x00, 0x80, 0x02];
 
 /// Oldest device version a driver accepts.
 pub(crate) const VERSION_MIN: u32 = 17;
-/// First version with UAR page numbers of 64 bits.
+/// First version with RoCE v2.
 pub(crate) const VERSION_ROCE_V2: u32 = 18;
 /// First version whose CREATE_QP response has separate fields for the QP's handle and its QPN; also the newest.
 pub(crate) const VERSION_QP_HANDLE: u32 = 20;

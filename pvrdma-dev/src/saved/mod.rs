@@ -138,7 +138,7 @@ impl<H: SaveHca> PvrdmaDevice<H> {
     }
 
     /// Ends the connections of the paused device if another machine has begun to run with the state that was saved.
-    /// That machine continues them, so packets of this one would be from another past of its peers.
+    /// That machine continues them, so packets of this one would contradict those that the peers have received since.
     fn end_connections_of_twin(&self) {
         let (core, saved) = (self.core(), self.control.lock().twins.take());
         let has_twin = saved.is_some_and(|before| core.hca.twins() > before);

@@ -21,7 +21,7 @@ use crate::datapath::{CqRing, SavedCqRing};
 use crate::error::CmdError;
 use crate::objects::{Context, Cq, GSI_HANDLE, GidInspect, HandleTable, KERNEL, Mr, Pd, Qp, Srq};
 
-/// Bits of a QPN below version 20, and of the part that is a handle from then on.
+/// Bits of a QPN that hold the handle, from version 20 on.
 const HANDLE_BITS: u32 = 0xffff;
 
 /// Returns the pages if there are as many as `needed`.

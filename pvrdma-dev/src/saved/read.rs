@@ -122,7 +122,8 @@ fn restore_registers<H: SaveHca>(
     let limits = limits.ok_or(RestoreError::Misplaced("the list of limits"))?;
     let limits = convert::restore_limits(&limits, core.wanted_limits().max_memory)?;
     core.restore_offer(limits).map_err(RestoreError::Limits)?;
-    // Within the daemon, the limits in force are older than its configuration, which may have become lower since.
+    // Within one daemon, the limits in force may exceed the configured ones, which may have been lowered since the
+    // driver started.
     if connections == Connections::MoveOrEnd {
         let here = core.configured_limits().map_err(RestoreError::Limits)?;
         if let Some((limit, saved, here)) = limits.first_above(here) {
@@ -151,7 +152,7 @@ fn restore_session(session: &saved::Session, device_version: u32) -> Result<Sess
     if version > device_version {
         return invalid("interface version", version.into());
     }
-    // Only a recovery reads it, which checks it.
+    // `shared_region` is not checked here, because only a recovery uses it, and checks it then.
     Ok(Session { shared_region, command_slot, response_slot, uar_pfn, version })
 }
 
