@@ -195,7 +195,7 @@ impl<H: Hca> PvrdmaDevice<H> {
         self.core.end_all();
     }
 
-    /// Returns to the power-on state, except for the phase that is shown.
+    /// Returns to the power-on state. The caller shows the new phase ([`Self::publish_phase`]).
     pub(crate) fn power_on(&self, control: &mut Control) {
         self.teardown(control);
         *control = Control::new(self.core.mac);

@@ -30,8 +30,8 @@
 //! * Control plane: configuration space, registers, the device shared region, the command channel and the object
 //!   tables. All of it runs inside register writes, under one lock.
 //! * Data plane: doorbells, work queues, completion queues and event rings in guest memory. Doorbells take no lock of
-//!   the control plane. They only leave [`Deferred`](pvrdma_pci_function::Deferred) work, which the VMM runs after the
-//!   guest's write has completed. Otherwise nothing is sent.
+//!   the control plane. They only leave [`Deferred`](pvrdma_pci_function::Deferred) work, which the VMM must run after
+//!   the guest's write has completed: nothing is sent before that.
 //!
 //! # Invariants
 //!

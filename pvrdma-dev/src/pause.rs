@@ -29,8 +29,8 @@ use crate::intr::Vector;
 
 impl<H: PauseHca> PvrdmaDevice<H> {
     /// Pauses the device. Once this returns, nothing accesses the guest's memory or changes an object until
-    /// [`Self::resume`]; see [`PauseHca`] for peers. It waits for a command in progress and for bounded batches of
-    /// requests, but not for the guest.
+    /// [`Self::resume`]; see [`PauseHca`] for peers. The call waits for a command in progress and for bounded batches
+    /// of requests, but not for the guest.
     ///
     /// If the guest's processors run, the caller holds back its commands, because they are refused meanwhile.
     ///

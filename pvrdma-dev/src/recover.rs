@@ -3,8 +3,8 @@
 //! All objects are lost. The device is in reset, with the configuration space of its VM. An active driver does not know
 //! that, so it is told by the asynchronous event DEVICE_FATAL (section 10). Its event ring is found as by a handshake:
 //! from the shared region to the page directory of the ring. The position in the ring was in the memory of the process
-//! and is lost; the copy in the guest's memory is used in its place. All of this is the guest's to change, so it is
-//! checked as everything that a guest writes, and a guest with invalid addresses is not notified.
+//! and is lost; the copy in the guest's memory is used in its place. The guest can change all of this, so it is checked
+//! like everything that a guest writes, and a guest with invalid addresses is not notified.
 
 use pvrdma_guest_memory::DmaError;
 use pvrdma_pci_function::{CONFIG_SIZE, Outline, Switches};
@@ -133,7 +133,7 @@ impl<H: Hca> PvrdmaDevice<H> {
         drop(view);
         core.interrupts.set_mask(outline.interrupt_mask);
         core.interrupts.raise(Vector::Async);
-        // As CTL=RESET leaves them.
+        // The device is in reset, so its interrupts are left as CTL=RESET leaves them.
         core.interrupts.reset();
         Ok(())
     }

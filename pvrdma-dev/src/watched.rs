@@ -68,9 +68,9 @@ impl<H: Hca> Core<H> {
         Some((owner, self.objects.contexts.get(owner)?))
     }
 
-    /// Handles that doorbells on a page do not trap from now on. The rings of its process are watched, and the guest is
-    /// notified of completions that stay in its completion queues for `delay` nanoseconds. Returns `true` if there is
-    /// such a process.
+    /// Responds to a page whose doorbells do not trap from now on. The rings of its process are watched, and the guest
+    /// is notified of completions that stay in its completion queues for `delay` nanoseconds. Returns `true` if there
+    /// is such a process.
     pub(crate) fn watch_page(&self, page: u32, delay: u64) -> bool {
         let Some(looks) = self.watch.looks.get() else { return false };
         let Some((owner, context)) = self.context_of(page) else { return false };
@@ -83,7 +83,8 @@ impl<H: Hca> Core<H> {
         true
     }
 
-    /// Polls of this process no longer trap: an adapter that waits for them must publish without them.
+    /// Makes the adapter publish the completions of a context as they arrive: the polls of its process do not trap, so
+    /// the adapter must not wait for them.
     fn arm_all_of(&self, owner: u32) {
         for handle in self.objects.cqs.handles(|cq| cq.owner == owner) {
             if let Some(cq) = self.objects.cqs.get(handle) {
@@ -147,8 +148,8 @@ impl<H: Hca> Core<H> {
         }
     }
 
-    /// Handles that all of these pages trap again. Finds requests that were posted while doorbells did not trap. Arming
-    /// that was missed is made up for by arming each queue once.
+    /// Responds to pages whose doorbells trap again. Finds requests that were posted while they did not. Arming that
+    /// was missed is made up for by arming each queue once.
     pub(crate) fn unwatch_pages(&self, pages: &[u32], now: u64) {
         self.look_at_rings(now, Depth::All);
         self.run_deferred();

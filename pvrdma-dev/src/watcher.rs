@@ -18,8 +18,8 @@ pub trait DoorbellWatcher: Send + Sync {
     /// followed by [`MappedDoorbells::page_touched`]. Called before a page is assigned to a process.
     fn renew(&self, page: u32);
 
-    /// A doorbell of a process was trapped and handled. `arms` is `true` if it arms a completion queue; otherwise it
-    /// reports a post or a poll. Called from the thread that handled it, with no lock of the device held.
+    /// Reports that a doorbell of a process was trapped and handled. `arms` is `true` if it arms a completion queue;
+    /// otherwise it reports a post or a poll. Called from the thread that handled it, with no lock of the device held.
     fn heard(&self, page: u32, arms: bool) {
         let _ = (page, arms);
     }

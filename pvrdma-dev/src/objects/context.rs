@@ -39,7 +39,7 @@ impl Context {
     }
 
     /// Sets whether the doorbell page is mapped, so that its doorbells do not trap. If that is a change, runs `follow`
-    /// under the same lock. Returns `true` if it is.
+    /// under the same lock. Returns `true` if it was one.
     pub(crate) fn set_mapped(&self, mapped: bool, follow: impl FnOnce()) -> bool {
         let _changing = self.changing.lock();
         let changes = self.mapped.swap(mapped, Ordering::SeqCst) != mapped;

@@ -19,7 +19,7 @@ const REFUSED: u64 = 1_000_000_000;
 
 /// Time for which the watcher looks without a pause after it found work.
 const SPIN: u64 = 50_000;
-/// Minimum and maximum of its pauses after that.
+/// Minimum and maximum of the watcher's pauses after that time.
 const NAPS: (u64, u64) = (20_000, 50_000);
 /// Idle time after which pages trap again: initially, and at most.
 const IDLE: (u64, u64) = (2_000_000, 100_000_000);

@@ -231,15 +231,15 @@ impl CqRing {
     }
 
     /// Starts to infer notifications, because the doorbells that arm the queue may not trap from now on: the guest is
-    /// notified of completions that it does not consume within a delay, at first `delay`. If this was so before a move
-    /// of the device, it continues from there.
+    /// notified of completions that it does not consume within a delay, at first `delay`. If notifications were
+    /// inferred before the device moved, the inference continues from that state.
     pub(crate) fn infer(&self, view: &DmaView<'_>, looks: &Arc<DueLooks>, delay: u64) {
         let mut state = self.state.lock();
         let State { ring, inferred, armed, unheard } = &mut *state;
         let Some(producer) = ring.as_mut().filter(|_| inferred.is_none()) else { return };
         match producer.unconsumed(view) {
             Ok((head, count)) => {
-                // The arming by the restore is in place of inferring. Both together would notify the guest twice.
+                // The restore has armed the queue in place of inferring. Both together would notify the guest twice.
                 let known = unheard.take().inspect(|_| *armed = Armed::Not);
                 let known = known.unwrap_or(Unheard { delay, ..Unheard::NEW });
                 *inferred = Some(Box::new(Inferred::new(self.handle, (head, count), known, Arc::clone(looks))));
@@ -251,8 +251,7 @@ impl CqRing {
     /// Stops inferring notifications: doorbells trap from now on. An earlier one may have been missed. If the queue
     /// holds completions of which the guest was not notified, it is notified now. If it is empty, the queue is armed.
     /// If the guest was notified of all of them, nothing more is needed, because it arms the queue again after a
-    /// notification. In a pause there is no `view`, and the queue is armed:
-    /// [`Self::check_after_pause`] follows.
+    /// notification. In a pause there is no `view`: the queue is armed, and [`Self::check_after_pause`] follows.
     pub(crate) fn listen(&self, view: Option<&DmaView<'_>>) {
         let mut state = self.state.lock();
         let State { ring, armed, inferred, unheard } = &mut *state;
