@@ -125,7 +125,7 @@ struct End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        // The other value for the same socket would keep the connection open.
+        // The duplicate in `cancel` would keep the connection open.
         *self.cancel.0.lock() = Stage::None;
     }
 }

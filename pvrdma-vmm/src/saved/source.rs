@@ -23,7 +23,8 @@ use super::machine::State;
 use super::messages::Hello;
 use super::pages;
 
-/// Number of pages that are left for the time in which the machine stands still, if there are enough rounds.
+/// Maximum number of pages that are left for the time in which the machine stands still, unless [`MAX_ROUNDS`] is
+/// reached first.
 const FEW: u64 = 1024;
 /// Maximum number of rounds beside the running machine. A guest may write faster than pages are copied.
 const MAX_ROUNDS: u32 = 30;
@@ -163,7 +164,7 @@ impl<L: WriteLog> Source<L> {
         })?;
         talk.expect(Kind::Ready)?;
         talk.link.commit(STANDSTILL)?;
-        // Nothing keeps these few bytes for later: they are written now or, after an error, never.
+        // The link has no buffer: these few bytes are written now or, after an error, never.
         talk.sender.last(Kind::Commit)?;
         Ok(Committed(self.talk))
     }
