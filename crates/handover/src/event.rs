@@ -30,8 +30,9 @@ impl<E: Event> Waker<E> {
         self.event.signal();
     }
 
-    /// Sleeps until `wait` returns, because the event is readable or for another reason. The caller checks all its
-    /// sources
+    /// Sleeps until `wait` returns, because the event is readable or for another reason, and clears the event. The
+    /// caller then checks all its sources of work: a wake-up that arrives before the event is cleared leaves no trace
+    /// but the work that was published before it.
     pub fn sleep<R>(&self, wait: impl FnOnce(&E) -> R) -> R {
         let woken = wait(&self.event);
         self.event.clear();

@@ -24,7 +24,7 @@ struct Page {
     touched: AtomicBool,
 }
 
-/// Pages of which none is taken away.
+/// Guard: while it exists, no page is taken away.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub struct KeptPages<'a> {

@@ -28,6 +28,8 @@ impl<const N: usize> SeqLock<N> {
     pub fn read(&self) -> Option<[usize; N]> {
         let version = self.version.load(Ordering::Acquire);
         let words = self.words.each_ref().map(|word| word.load(Ordering::Relaxed));
+        // A load above that has seen a word of a later write makes the load below see that write's odd version, or a
+        // newer one.
         fence(Ordering::Acquire);
         (version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version).then_some(words)
     }
@@ -36,6 +38,7 @@ impl<const N: usize> SeqLock<N> {
     pub fn write(&self, words: Option<[usize; N]>) {
         let version = self.version.load(Ordering::Relaxed) | 1;
         self.version.store(version, Ordering::Relaxed);
+        // The counterpart of the fence in `read`: the odd version is visible before any of the words.
         fence(Ordering::Release);
         let next = if words.is_some() { version.wrapping_add(1) } else { version.wrapping_add(2) };
         for (word, value) in self.words.iter().zip(words.unwrap_or([0; N])) {

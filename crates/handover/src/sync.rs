@@ -43,9 +43,9 @@ pub(crate) enum Step {
     /// A writer waits for the threads that still hold the old value.
     #[cfg_attr(not(feature = "locks"), expect(dead_code, reason = "a step of `TwoCopies`"))]
     Wait,
-    /// One thread at a time does a thing.
+    /// A lock serializes threads.
     Lock,
-    /// A flag is cleared before its subject ends.
+    /// A flag is cleared before the state that it announces ends.
     Order,
 }
 
@@ -78,9 +78,9 @@ mod model {
         Look,
         /// A writer waits for the threads that still hold the old value.
         Wait,
-        /// One thread at a time does a thing.
+        /// A lock serializes threads.
         Lock,
-        /// A flag is cleared before its subject ends.
+        /// A flag is cleared before the state that it announces ends.
         Order,
     }
 

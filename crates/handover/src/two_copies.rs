@@ -23,7 +23,7 @@ impl<T> TwoCopies<T> {
         if second { &self.second } else { &self.first }
     }
 
-    /// Index of the active copy at some moment.
+    /// Returns the lock of the copy that was active at some moment.
     #[inline]
     pub fn active(&self) -> &RwLock<T> {
         self.copy(self.second_is_active.load(Ordering::Acquire))

@@ -49,7 +49,8 @@ enum Phase {
     /// The program of this end decides.
     Deciding(Incoming),
     Established(Box<Stream>),
-    /// The startup has failed, or an end has rejected the connection. It is closed like this.
+    /// The connection ends without a stream: its startup has failed, a program has rejected it, or the owner has
+    /// flushed it. It is to be closed in this way.
     Refused(Close),
 }
 
@@ -67,6 +68,7 @@ pub struct Connection {
     /// An initiator whose peer has closed the connection instead of replying.
     unanswered: Option<Initiator>,
     events: VecDeque<Event>,
+    /// End in the last [`Event::Ended`]. A second one may follow [`End::PeerClosed`].
     reported: Option<End>,
 }
 
@@ -104,8 +106,8 @@ impl Connection {
         }
     }
 
-    /// Returns the initiator of revision 1 for another TCP connection, if the peer has closed this one instead of
-    /// replying to a request of revision 2.
+    /// Returns a connection that requests revision 1, for a new TCP connection, if the peer has closed the old one
+    /// instead of replying to a request of revision 2.
     pub fn fallback(self, now: Duration) -> Option<Self> {
         let initiator = self.unanswered?.fallback(now)?;
         Some(Self::request(initiator, self.tuning))
@@ -276,9 +278,10 @@ impl Connection {
     }
 
     /// Returns how to close the TCP connection now. `None`: it is in use, or bytes are to be sent first. After the peer
-    /// has closed it, it stays in use until [`Self::flush`]. A close in order shuts down the sending direction and
-    /// reads until the peer has closed, because a socket that is closed with unread bytes resets the connection, and
-    /// the peer may then miss the last bytes.
+    /// has closed it, it stays in use until [`Self::flush`].
+    ///
+    /// For [`Close::Finish`], the caller shuts down the sending direction and reads until the peer has closed as well:
+    /// a socket that is closed with unread bytes resets the connection, and the peer may then miss the last bytes.
     pub fn close(&self) -> Option<Close> {
         match &self.phase {
             Phase::Refused(Close::Reset) => Some(Close::Reset),

@@ -7,7 +7,7 @@ use pvrdma_verbs_types::{RequesterOps, ResponderOps};
 use crate::stream::Stream;
 use crate::wire::fpdu;
 
-/// Memory above this size is released when nothing is kept any more.
+/// Capacity in bytes above which an empty buffer is freed.
 const KEPT_CAPACITY: usize = 16 * 1024;
 
 /// The beginning of a frame of the startup or of an FPDU, or an FPDU that waits for a receive.
@@ -110,7 +110,8 @@ impl Outgoing {
         (length > 0).then_some(length)
     }
 
-    /// TCP has accepted `bytes` bytes. Returns how many of them are not of these frames.
+    /// Records that TCP has accepted `bytes` bytes. Returns how many of them are behind these frames: bytes of the
+    /// stream.
     pub(super) fn taken(&mut self, bytes: usize) -> usize {
         let here = bytes.min(self.written.saturating_sub(self.taken));
         self.taken = self.taken.saturating_add(here);

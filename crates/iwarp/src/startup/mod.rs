@@ -6,7 +6,8 @@
 //!
 //! An iWARP responder must not send before the initiator has sent. For programs whose server speaks first, this
 //! initiator always offers a ready-to-receive message (RTR): a READ of zero bytes, because some adapters announce WRITE
-//! as well and then accept only READ. The responder prefers WRITE if both are offered, because it needs no response.
+//! as well and then accept only READ. The responder prefers WRITE if both are offered, because a WRITE needs no
+//! response.
 //!
 //! Markers are refused: common implementations never ask for them.
 
@@ -28,7 +29,7 @@ pub const MAX_PROGRAM_DATA: usize = MAX_PRIVATE_DATA - 4;
 /// Largest number of READs that can be negotiated.
 const MAX_READS: u16 = NOT_NEGOTIATED - 1;
 
-/// Message that the initiator sends first.
+/// Ready-to-receive message (RTR), which the initiator sends first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rtr {
     /// A WRITE of no bytes.
@@ -87,7 +88,7 @@ pub enum StartupError {
     /// The reply has a higher revision than the request, or lacks enhanced data although the request had them.
     #[error("the reply does not fit the request")]
     Reply,
-    /// The peer may have more READs outstanding than this end executes, or executes none.
+    /// The peer may have more READs outstanding than this end executes, or executes none although the RTR is a READ.
     #[error("the numbers of outstanding READs do not fit")]
     ReadResources,
     /// The ends have no ready-to-receive message in common.

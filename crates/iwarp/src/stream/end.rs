@@ -13,7 +13,8 @@ impl Stream {
         self.end
     }
 
-    /// Returns how to close the connection.
+    /// Returns how to close the connection at this moment: by a reset if a message is unfinished, a READ of the peer is
+    /// not answered, or TCP has not accepted all bytes. A Terminate ends unfinished messages.
     pub fn close(&self) -> Close {
         let whole = self.terminate_sent || self.sending.is_none() && self.responses.is_empty();
         if whole && self.taken == self.built { Close::Finish } else { Close::Reset }
@@ -54,7 +55,7 @@ impl Stream {
         self.lose(End::Lost, ops);
     }
 
-    /// Ends the connection for a reason that is no message's fault.
+    /// Ends the connection because its byte stream has ended or is damaged. The oldest request fails.
     pub(super) fn lose(&mut self, end: End, ops: &mut impl RequesterOps) {
         self.set_end(end, ops);
         self.requests.end_all(Some(self.requests.first()), WcStatus::RetryExceeded, ops);
@@ -91,7 +92,7 @@ impl Stream {
         self.requests.end_all(None, WcStatus::Flushed, ops);
     }
 
-    /// Refuses a READ response. The oldest READ fails; without one, the consumer gets an event.
+    /// Refuses a READ response. The oldest READ fails; if there is none, the consumer gets an event.
     pub(super) fn refuse_response(
         &mut self,
         cause: Cause,

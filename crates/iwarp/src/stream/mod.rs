@@ -158,6 +158,7 @@ pub struct Stream {
     sending: Option<Sending>,
     /// The last message was a response: it is the requests' turn.
     requests_turn: bool,
+    /// The QP is in SQD ([`Self::set_draining`]).
     draining: bool,
     /// This end may send: it is the initiator, or the peer has sent an FPDU.
     open: bool,
@@ -170,7 +171,8 @@ pub struct Stream {
     responses: VecDeque<Response>,
     waiting: Option<Waiting>,
     terminate: Option<Terminate>,
-    /// The peer is told why the connection ends, also in the middle of a message.
+    /// A Terminate was built, possibly in the middle of a message. The peer then waits for no more of that message, so
+    /// the connection need not be reset.
     terminate_sent: bool,
     end: Option<End>,
     stats: StreamStats,
@@ -253,7 +255,7 @@ impl Stream {
         self.requests.len() == 0
     }
 
-    /// Sets if the QP is in SQD, where started requests are finished and no new one is started.
+    /// Enters or leaves the state SQD, in which started requests are finished and no new one is started.
     pub const fn set_draining(&mut self, draining: bool) {
         self.draining = draining;
     }

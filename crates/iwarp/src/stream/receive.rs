@@ -64,7 +64,8 @@ impl Stream {
         if self.end.is_none() {
             self.complete_done(ops);
         }
-        // The end may also come from a request that waited for a READ in front of it.
+        // `complete_done` may also have ended the connection: a request that has failed waits for the READs in front of
+        // it.
         if self.end.is_none() { used } else { bytes.len() }
     }
 

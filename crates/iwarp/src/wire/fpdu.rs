@@ -48,6 +48,7 @@ impl<'a> Fpdu<'a> {
     /// Parses the FPDU at the start of `bytes`, and checks its CRC if the connection uses it. Returns `None` if it has
     /// not arrived completely.
     ///
+    /// # Errors
     /// The length is less than that of any header, or the CRC is wrong.
     pub fn parse(bytes: &'a [u8], crc: bool) -> Result<Option<Self>, FpduError> {
         let Some((length, rest)) = bytes.split_first_chunk() else { return Ok(None) };
