@@ -1,7 +1,8 @@
 //! Budget for memory that a guest and its peers make this process allocate, beside the guest's own memory.
 //!
 //! A device has one [`MemoryBudget`]. Code that allocates memory on behalf of a guest or a peer first charges it to the
-//! budget, per batch or when a queue grows instead of per message, and refuses the request if the budget is exceeded.
+//! budget, and refuses the request if the budget is exceeded. It charges per batch, or when a queue grows, and not per
+//! message.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

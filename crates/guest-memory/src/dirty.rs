@@ -49,7 +49,7 @@ pub enum DirtyLogError {
     /// The memory map is that of a virtual IOMMU.
     #[error("the memory is mapped in {0} pieces, as by a virtual IOMMU: written pages cannot be logged")]
     Pieces(usize),
-    /// The bitmap is not allocated.
+    /// The budget has no room for the bitmap.
     #[error(transparent)]
     Budget(#[from] OverBudget),
 }

@@ -5,7 +5,8 @@
 //! [`DmaSpace::barrier`] wait for every view, so when they return nothing uses the old map or anything that was looked
 //! up in it.
 //!
-//! Pointers never leave this module: a view hands out [`vm_memory::VolatileSlice`]s that cannot outlive it.
+//! A view hands out no pointers, but [`vm_memory::VolatileSlice`]s that cannot outlive it. An adapter that registers
+//! memory with hardware gets the mapping itself ([`HostPiece`]), and learns of its removal as a [`MemoryWatcher`].
 //!
 //! # Example
 //!

@@ -125,7 +125,7 @@ impl DmaSpace {
     /// per gigabyte, it is left to [`Self::pin_step`].
     ///
     /// # Errors
-    /// The range is invalid or overlaps another.
+    /// The range is invalid, overlaps another, or exceeds the limit of ranges.
     pub fn map(&self, range: DmaRange) -> Result<(), MapError> {
         let invalid = MapError::Invalid { iova: range.iova, len: range.len };
         if range.len == 0 || range.iova.checked_add(range.len).is_none() {
@@ -237,7 +237,7 @@ impl DmaSpace {
     }
 
     /// Locks the map for reading and returns a view of it. The calling thread must not already hold a view of this
-    /// space.
+    /// space: a thread that waits to change the map, and thus for the first view, would block the second.
     #[inline]
     pub fn view(&self) -> DmaView<'_> {
         let map = self.map.read();

@@ -67,8 +67,8 @@ type Observer = Arc<dyn Fn(Stall) + Send + Sync>;
 
 /// Stall history of one space.
 pub(crate) struct Stalls {
-    /// Replaces the clock and the sleep counter of the system. Every measured view reads the clock, so the system's is
-    /// called directly.
+    /// Replaces the clock and the sleep counter of the system in tests. Otherwise `None`: every measured view reads the
+    /// clock, so the system's is called directly.
     meter: Option<Box<dyn StallMeter>>,
     /// Time until which the memory is slow, in nanoseconds; 0 if it is not.
     slow: AtomicU64,

@@ -12,7 +12,7 @@ pub enum MessageKind {
     Req,
     /// REP.
     Rep,
-    /// None of these.
+    /// Another value. In a REJ, 2 means that it answers no message.
     Other(u8),
 }
 
@@ -121,7 +121,7 @@ pub struct Rej {
     pub rejected: MessageKind,
     /// Reason.
     pub reason: RejectReason,
-    /// Length of `info` that is valid, seven bits.
+    /// Number of valid bytes of `info`, seven bits.
     pub info_len: u8,
     /// Additional information, which depends on the reason.
     pub info: [u8; 72],

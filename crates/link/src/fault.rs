@@ -17,8 +17,8 @@ use crate::{Frames, Link, LinkInspect, LinkReader, Offload, Readiness};
 
 /// Time until the next call while a link holds frames.
 const SOON: Duration = Duration::from_millis(1);
-/// Time until the next call while a link may hold frames soon. It must exceed [`SOON`], which says that the link
-/// already holds some.
+/// Time until the next call while a link holds no frames, but may at any time. It must differ from [`SOON`], by which
+/// tests recognize that the link holds some.
 const LATER: Duration = Duration::from_millis(2);
 /// Highest number of delayed frames in one direction.
 const MAX_HELD: usize = 4096;
@@ -168,7 +168,7 @@ impl State {
                 self.late.push(((to - frames.len()) as u64 + 1, frame));
             }
         }
-        // These frames are held since earlier calls. If no frame arrives, they are released, because nothing else can
+        // These frames have been held since earlier calls. If no frame arrives, they are released, because nothing can
         // overtake them.
         for (places, frame) in late {
             let left = if came == 0 { 0 } else { places.saturating_sub(came as u64) };

@@ -181,8 +181,8 @@ pub(crate) fn read(recalled: Recalled) -> Result<(ClientConnection, Outline), Ke
         }
     }
     let mut interrupts = interrupts.into_iter();
-    // The line is deasserted by the reset of the function. If the client had masked it, the next interrupt unmasks
-    // nothing that it would miss.
+    // The notes do not have the state of the line. The reset of the function deasserts it. It counts as unmasked, so a
+    // client that has masked it may get an interrupt too early, but no client loses one.
     let (error, line) = (interrupts.next().flatten(), interrupts.next().flatten());
     let interrupts = ClientInterrupts { error, line, vectors: interrupts.collect(), asserted: false, masked: false };
     let (negotiated, impatient) = (negotiated == 1, impatient == 1);

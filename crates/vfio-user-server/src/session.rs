@@ -21,10 +21,10 @@ pub(crate) struct SessionState {
     pub(crate) service: Service,
 }
 
-/// State of the service of the client by this server.
+/// Relation of this server to its client.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) enum Service {
-    /// It does.
+    /// This server serves the client, and accepts the next one.
     #[default]
     Active,
     /// The client was described by another server, which still serves it.

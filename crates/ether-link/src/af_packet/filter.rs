@@ -3,8 +3,7 @@
 use libc::sock_filter;
 use pvrdma_packet::MacAddr;
 
-/// Maximum number of addresses of a socket. With it, the program is shorter than the limit of every kernel (4096
-/// instructions).
+/// Maximum number of addresses of a socket. It keeps the program below the limit of every kernel (4096 instructions).
 pub const MAX_ADDRESSES: usize = 256;
 
 const RETURN: u32 = libc::BPF_RET | libc::BPF_K;

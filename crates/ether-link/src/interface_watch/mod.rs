@@ -125,7 +125,7 @@ impl InterfaceWatch {
     /// # Errors
     /// The kernel does not answer the query.
     pub fn look(&mut self) -> io::Result<InterfaceState> {
-        // Hints are discarded before the query, because a change after it must cause another hint.
+        // Hints are discarded before the query, not after it: the hint of a change that the query missed must stay.
         self.forget_hints()?;
         self.sequence = self.sequence.wrapping_add(1);
         rustix::net::send(&self.queries, &query(&self.name, self.sequence), SendFlags::empty())?;

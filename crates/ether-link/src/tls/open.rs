@@ -21,7 +21,7 @@ const BACKLOG: i32 = 512;
 const IDLE: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_secs(5);
 const TIMES: u32 = 3;
-/// A connection ends when the other end has acknowledged no data for this time (`TCP_USER_TIMEOUT`).
+/// Time in milliseconds after which a connection ends if the other end acknowledges no data (`TCP_USER_TIMEOUT`).
 const UNTAKEN_MS: u32 = 15_000;
 
 /// Creates a socket that listens on `address`. Accepted connections inherit its options.

@@ -104,8 +104,8 @@ impl VxlanPort {
         self.networks.lock().iter().find(|network| network.vni == vni).map(|network| network.position)
     }
 
-    /// Removes a network. To be called after all duplicates of its sockets were closed: only then it leaves the
-    /// kernel's group.
+    /// Removes a network. To be called after all duplicates of its sockets were closed: only then does the receiving
+    /// socket leave the kernel's group.
     pub fn close(&self, vni: Vni) {
         let networks = &mut *self.networks.lock();
         let Some(index) = networks.iter().position(|network| network.vni == vni) else { return };

@@ -1,7 +1,8 @@
 //! Pinning: keeps guest memory resident.
 //!
-//! Limits are checked before memory is populated: a lock that takes effect when a page is faulted in counts with all
-//! its bytes against `RLIMIT_MEMLOCK` and the device's own share, and costs nothing else.
+//! Memory is locked before it is populated. Such a lock takes effect when a page is faulted in (`MLOCK_ONFAULT`), but
+//! counts with all its bytes against `RLIMIT_MEMLOCK` and the device's own limit at once. So a limit that is too low is
+//! found before any memory is allocated.
 
 pub(super) mod guard;
 pub(super) mod lock;
@@ -185,8 +186,8 @@ impl PinTable {
         }
     }
 
-    /// Removes a range from the bookkeeping. It stays locked until the file is unmapped, because other ranges may share
-    /// its pages.
+    /// Removes a range from the bookkeeping. Its memory stays locked until the mapping ends, because other ranges may
+    /// share its pages.
     pub(super) fn unpin_range(&mut self, range: &DmaRange) {
         if range.backing.is_none() || !range.writable {
             return;

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A message that requires an answer is repeated until the answer arrives. An end that needs more time sends an MRA;
-//! this one does so by itself for requests that its owner has not decided yet. A message that was answered before is
-//! answered again, because the answer may have been lost.
+//! [`Connection`] does so by itself while its owner has not decided about a REQ or REP. A message that was answered
+//! before is answered again, because the answer may have been lost.
 
 use std::time::Duration;
 
@@ -370,7 +370,7 @@ impl Connection {
             _ => return None,
         };
         let drep = Message::Drep(Drep { local_id: self.local_id, remote_id: peer.id, private_data: [0; 224] });
-        // The time of a connection that has ended stays: a peer could otherwise keep it forever by repeated DREQs.
+        // In TIME_WAIT the deadline stays: repeated DREQs could otherwise keep the connection forever.
         if self.state != State::TimeWait {
             self.wait_for_late_messages(now, None);
         }

@@ -15,13 +15,13 @@ use super::counters::SwitchCounters;
 use super::direct::{Direct, Round};
 use crate::{Bell, Clock, Frames, Offload};
 
-/// Handling of frames to addresses that no port has, which the kernel's bridge floods.
+/// Choice of a port about frames to addresses that no port has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum UnknownUnicast {
-    /// No: the host behind the port has one address.
+    /// The port does not get them: the host behind it has one address.
     #[default]
     Drop,
-    /// Yes: there is a bridge behind the port.
+    /// The port gets them, as each port of a Linux bridge does: there is a bridge behind it.
     Flood,
 }
 

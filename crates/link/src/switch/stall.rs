@@ -8,7 +8,7 @@ use std::time::Duration;
 /// in a congested network, until it takes some again.
 pub(super) const LIMIT: Duration = Duration::from_secs(1);
 
-/// Time since when the uplink has taken nothing.
+/// Start of the period in which the uplink takes nothing.
 #[derive(Debug, Default)]
 pub(super) struct Stall {
     /// Nanoseconds plus one. 0: the uplink took all frames of the last batch.

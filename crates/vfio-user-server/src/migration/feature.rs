@@ -86,7 +86,7 @@ impl<'a> Feature<'a> {
         if operation & VFIO_DEVICE_FEATURE_PROBE != 0 {
             return Ok(Self::Probe);
         }
-        // Neither with both, nor with none of them.
+        // A request that is no probe names exactly one of the two operations.
         let set = match operation {
             VFIO_DEVICE_FEATURE_GET => false,
             VFIO_DEVICE_FEATURE_SET => true,

@@ -209,7 +209,7 @@ impl<'a> Migration<'a> {
         }
     }
 
-    /// Records whether a hand-over to another process would lose something.
+    /// Records if the client migrates the device: a hand-over to another process would lose the state of the migration.
     fn publish(&self) {
         let logging = self.endpoint.memory.has_dirty_log();
         self.endpoint.stats.set_migrating(self.state != MigrationState::Running || logging);

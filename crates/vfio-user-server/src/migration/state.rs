@@ -8,7 +8,7 @@
 //!                └──── RESUMING
 //! ```
 //!
-//! A client may ask for any state. The device takes the shortest way there, one arc at a time. Nothing but a reset
+//! A client may ask for any state. The device takes the shortest path there, one arc at a time. Nothing but a reset
 //! leads out of ERROR, and no request leads into it.
 
 /// State of a device in a migration.
@@ -72,8 +72,8 @@ impl MigrationState {
         }
     }
 
-    /// Returns the first arc of the way to another state, with the state at its end. The states must differ, and there
-    /// is no way from or to ERROR.
+    /// Returns the first arc of the path to another state, with the state at its end. The states must differ, and there
+    /// is no path from or to ERROR.
     pub(crate) const fn towards(self, target: Self) -> Option<(Arc, Self)> {
         match (self, target) {
             (Self::Error, _) | (_, Self::Error) => None,
@@ -96,7 +96,7 @@ mod tests {
     use super::MigrationState as State;
     use super::*;
 
-    /// Returns the arcs of the way, and whether it ends at the target.
+    /// Returns the arcs of the path, and whether it ends at the target.
     fn way(from: State, target: State) -> (Vec<Arc>, bool) {
         let (mut state, mut arcs) = (from, Vec::new());
         while let Some((arc, next)) = state.towards(target) {

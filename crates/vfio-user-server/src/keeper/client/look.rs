@@ -12,7 +12,7 @@ use super::{Ask, KeeperError, Line};
 /// Returns for the device and its network function whether the keeper holds a client.
 ///
 /// # Errors
-/// The keeper does not answer correctly within this time.
+/// The keeper does not answer correctly within `patience`.
 pub fn has_clients(keeper: OwnedFd, patience: Duration) -> io::Result<[bool; SEATS]> {
     let ask = Ask { operation: Operation::Look, seat: 0, tail: &[], fds: &[], most: 0 };
     let mut seats = [0; SEATS];
