@@ -62,7 +62,7 @@ pub(crate) struct Gsi {
 /// State of the receive queue.
 struct Receives {
     source: Box<dyn RecvSource>,
-    /// The current receive, if `in_use` is set: a datagram that did not fit has left it.
+    /// The current receive, if `in_use` is set. A datagram that did not fit leaves it for the next one.
     wr: RecvWr,
     in_use: bool,
 }

@@ -9,8 +9,9 @@ pub(crate) fn ip(gid: Gid) -> IpAddr {
     gid.ipv4().map_or_else(|| IpAddr::V6(Ipv6Addr::from(gid.0)), IpAddr::from)
 }
 
-/// Returns `true` if an address is none, or means another host or several hosts, depending on the place where it is
-/// used: connections to it through the host would reach the host itself, or another peer than the guest means.
+/// Returns `true` if an address does not name the same single host everywhere: it is unspecified, loopback, link-local,
+/// multicast or broadcast. A connection to it through the host would reach the host itself, or another peer than the
+/// guest means.
 pub(crate) fn is_confined(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(ip) => {

@@ -47,8 +47,8 @@ impl GidTable {
         self.entries.read().get(usize::from(index)).copied().flatten()
     }
 
-    /// Returns the GIDs whose addresses the host has for the device: on RoCE, those in the host's table; otherwise that
-    /// table has no IP addresses, and those that are listed for the device.
+    /// Returns the GIDs whose addresses the host has for the device: on RoCE, those in the host's table. On other ports
+    /// that table has no IP addresses, and the GIDs are those that are listed for the device.
     pub(crate) fn own_addresses(&self) -> Vec<Bound> {
         let entries = self.entries.read();
         let mut found: Vec<Bound> = entries.iter().flatten().filter(|bound| self.is_own(bound)).copied().collect();

@@ -201,7 +201,7 @@ impl Manager {
         end.host = Some(id);
     }
 
-    /// Processes what a message or a deadline means, and sends what follows from it.
+    /// Handles an event that a message or a deadline has caused, and sends the resulting datagrams.
     pub(super) fn guest_event(&mut self, now: Duration, key: u32, event: Option<Event>) {
         match event {
             None => {}
@@ -214,7 +214,7 @@ impl Manager {
         self.flush(key);
     }
 
-    /// The guest has confirmed the peer's answer.
+    /// Confirms the peer's answer, as the guest has done.
     fn confirm(&mut self, now: Duration, key: u32) {
         let Some(end) = self.ends.get_mut(&key) else { return };
         end.stage = Stage::Established;
@@ -229,7 +229,7 @@ impl Manager {
         }
     }
 
-    /// The guest has rejected the connection.
+    /// Rejects the connection, as the guest has done.
     fn give_up(&mut self, key: u32, private_data: &[u8]) {
         if let Some(end) = self.ends.get(&key)
             && let Some(id) = &end.host
@@ -244,7 +244,7 @@ impl Manager {
         self.release(key);
     }
 
-    /// The guest has ended the connection.
+    /// Ends the connection, as the guest has done.
     fn hang_up(&mut self, key: u32) {
         let Some(end) = self.ends.get_mut(&key) else { return };
         self.adapter.cm_paths.forget(key);
@@ -293,7 +293,7 @@ impl Manager {
         self.flush(key);
     }
 
-    /// The peer's address is known: the connection must use this adapter.
+    /// Continues once the peer's address is known. The connection must use this adapter.
     fn resolved(&mut self, now: Duration, key: u32) {
         let Some(id) = self.ends.get(&key).and_then(|end| end.host.as_ref()) else { return };
         if !self.is_ours(id) {
@@ -326,7 +326,7 @@ impl Manager {
         }
     }
 
-    /// The peer has accepted: the guest gets the REP, and its QP the attributes of the host.
+    /// Handles the peer's acceptance: gives the guest the REP, and prepares the host's attributes for its QP.
     fn offer(&mut self, now: Duration, key: u32, data: &ConnectionData) {
         let (psn, invented) = (self.number().unwrap_or(0), self.invented_qpn());
         let Some(end) = self.ends.get_mut(&key) else { return };

@@ -14,7 +14,7 @@ use crate::gid::Bound;
 use crate::rdmacm::{CmId, ConnectionData};
 
 impl Manager {
-    /// A peer asks for a connection to a port of the guest.
+    /// Handles a peer's request for a connection to a port of the guest.
     pub(super) fn asked(&mut self, now: Duration, listener: usize, id: CmId, data: &ConnectionData) {
         match self.admit(listener, &id, data) {
             Ok((own, port, peer)) => self.ask_guest(now, own, port, peer, id, data),
@@ -25,7 +25,7 @@ impl Manager {
         }
     }
 
-    /// Rejects the request of a peer, which the end of the identifier does as well, with another reason.
+    /// Rejects the request of a peer. Dropping the identifier would reject it as well, but with another reason.
     fn reject(&self, id: &CmId) {
         if let Err(error) = id.reject(&[]) {
             log::debug!("{}: a request cannot be rejected: {error}", self.adapter.name);
@@ -79,7 +79,7 @@ impl Manager {
         self.flush(key);
     }
 
-    /// The guest has accepted the request of a peer.
+    /// Accepts the request of a peer, as the guest has done.
     pub(super) fn accept(&mut self, now: Duration, key: u32, rep: &Rep) {
         // The queue pair that the guest names must be its own, and the one that it has moved to RTR.
         if !self.adapter.cm_paths.claim_prepared(rep.qpn.get(), key) {
@@ -98,7 +98,7 @@ impl Manager {
         }
     }
 
-    /// The peer has confirmed.
+    /// Handles the peer's confirmation, which establishes the connection.
     pub(super) fn accepted(&mut self, key: u32) {
         let Some(end) = self.ends.get_mut(&key) else { return };
         end.stage = Stage::Established;

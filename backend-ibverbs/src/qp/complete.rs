@@ -46,7 +46,7 @@ impl Qp {
     }
 
     /// Returns `true` if an error ends the QP. A datagram that does not fit ends at most its receive, if that comes
-    /// from an SRQ (IBA 9.9.3, class E). For it, adapters report a length error and rdma_rxe an invalid request.
+    /// from an SRQ (IBA 9.9.3, class E). Adapters report it as a length error, `rdma_rxe` as an invalid request.
     fn set_error_of(&self, recv: bool, status: WcStatus) -> bool {
         let too_long = matches!(status, WcStatus::LocalLength | WcStatus::RemoteInvalidRequest);
         let harmless = recv && self.qp_type.is_datagram() && too_long;
