@@ -43,7 +43,7 @@ struct Binding {
     not_before: Option<Duration>,
 }
 
-/// Indices of GIDs of which another process had not got the address when the device was saved there.
+/// Indices of GIDs whose addresses the device did not own in the process in which it was saved.
 #[derive(Debug, Default)]
 struct Expected {
     /// Another device or host had it.

@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(counts.iter().map(|count| count.bytes_out).sum::<u64>(), 7 + 1_000_000 + 9_998 * 100);
     }
 
-    /// All flows are in use: another one is one of the rest, and is none of these later.
+    /// When all flows are in use, a further one is counted in the rest, and stays there.
     #[test]
     fn the_number_of_flows_in_use_is_bounded() {
         let table = FlowTable::default();

@@ -53,7 +53,8 @@ fn part(parts: &mut Parts<'_>, ends: impl Fn(Connection) -> bool) {
 }
 
 impl RxeHca {
-    /// Restored queue pairs find the peers on the network that they had in the process in which they were saved.
+    /// Makes restored queue pairs look for their peers on the network, if these were local in the process in which the
+    /// device was saved.
     ///
     /// # Errors
     /// There is no uplink, or its packets are too short.
@@ -87,7 +88,8 @@ impl RxeHca {
         Ok(())
     }
 
-    /// Restored connections end: their queue pairs are in the error state, and owe their peers nothing.
+    /// Ends restored connections: their queue pairs enter the error state, and owe their peers nothing. Returns their
+    /// number.
     pub(crate) fn end_restored(&self) -> usize {
         let connected = |endpoint: &&Arc<Endpoint>| {
             let state = endpoint.qp().state();
@@ -104,8 +106,8 @@ impl RxeHca {
         ended.len()
     }
 
-    /// Queue pairs of other devices of the process find the peers on the network that they had here. The adapter is
-    /// paused, and its addresses are about to be unbound.
+    /// Makes queue pairs of other devices of the process that are connected to this device look for it on the network.
+    /// The adapter is paused, and its addresses are about to be unbound.
     pub(crate) fn leave_process(&self) {
         for endpoint in self.node.qps() {
             let Some((node, peer)) = self.neighbour(&endpoint) else { continue };

@@ -148,17 +148,18 @@ impl Armed {
         (!is_used_up).then(|| self.since.saturating_add(time))
     }
 
-    /// Returns the time at which its fault of the device ends.
+    /// Returns the time at which the rule's fault of the device ends.
     fn end_time(&self) -> Option<Duration> {
         self.began.zip(self.rule.lasts).map(|(began, lasts)| began.saturating_add(lasts))
     }
 
-    /// Returns `true` if its fault of the device begins without a request. A removed GID is that of a request.
+    /// Returns `true` if the rule's fault of the device begins without a request. The removal of a GID needs a request,
+    /// whose GID it removes.
     fn begins_alone(&self) -> bool {
         self.rule.fault.scope() == Scope::Device && self.rule.fault != Fault::GidRemoved && self.began.is_none()
     }
 
-    /// Ends its fault of the device if its time is over, and begins one whose time has come.
+    /// Ends the rule's fault of the device if its time is over, and begins one if it is due.
     pub(super) fn pass(&mut self, now: Duration) {
         if self.end_time().is_some_and(|end| now >= end) {
             self.end(now);
@@ -168,12 +169,12 @@ impl Armed {
         }
     }
 
-    /// Ends its fault of the device.
+    /// Ends the rule's fault of the device.
     const fn end(&mut self, now: Duration) {
         (self.began, self.removed, self.since, self.fails) = (None, None, now, false);
     }
 
-    /// Returns `true` if the device fails by it. The caller applies that, and then calls [`Self::end_failure`].
+    /// Returns `true` if the rule makes the device fail. The caller applies that, and then calls [`Self::end_failure`].
     pub(super) fn begin_failure(&mut self) -> bool {
         self.fails = self.is_lasting(Fault::DeviceFatal);
         self.fails
@@ -191,27 +192,27 @@ impl Armed {
         self.end_time().or_else(|| self.due().filter(|_| self.begins_alone()))
     }
 
-    /// Returns `true` if it has delayed requests, which may not have begun yet.
+    /// Returns `true` if the rule has delayed requests, which may not have begun yet.
     pub(super) fn has_delayed(&self) -> bool {
         self.rule.fault == Fault::Delay && self.happened > 0
     }
 
-    /// Returns `true` while its fault of the device lasts.
+    /// Returns `true` while the rule's fault of the device lasts.
     pub(super) const fn lasts(&self) -> bool {
         self.began.is_some()
     }
 
-    /// Returns `true` while it is this fault, and lasts.
+    /// Returns `true` if the rule's fault is `fault`, and lasts now.
     pub(super) fn is_lasting(&self, fault: Fault) -> bool {
         self.rule.fault == fault && self.lasts()
     }
 
-    /// Returns `true` while its fault cuts off the device.
+    /// Returns `true` while the rule's fault cuts off the device.
     pub(super) fn cuts(&self) -> bool {
         self.lasts() && self.rule.fault != Fault::GidRemoved
     }
 
-    /// Returns the GID that its fault has removed.
+    /// Returns the GID that the rule's fault has removed, while it lasts.
     pub(super) const fn removed(&self) -> Option<Gid> {
         self.removed
     }

@@ -58,8 +58,9 @@ pub(super) struct Exchange<'a, O> {
     pub(super) trace: Option<ConnectionTrace<'a>>,
 }
 
-/// Checks a list of the responder. If a step moves the whole message, it gives the `length`, and gets the memory for
-/// [`Located`]. A longer message must not: memory that is lent for writing counts as written.
+/// Checks a list of the responder. A step that moves the whole message passes its `length`, and gets the memory for
+/// [`Located`] if it is contiguous. A step that moves only a part passes `None`, because memory that is returned for
+/// writing counts as written, all of it.
 #[inline(always)]
 fn check<'m>(
     memory: Memory<'m>,
