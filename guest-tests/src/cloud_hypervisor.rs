@@ -25,7 +25,7 @@ impl CloudHypervisorPair {
     /// Boots both.
     pub(crate) fn boot(image: &GuestImage, beds: &KvmBeds) -> Result<Self> {
         beds.start(image, |bed| {
-            // It parses its options before it opens anything.
+            // Cloud Hypervisor parses its options before it opens any file, so the paths need not exist.
             let refused = bed.vm().run(&format!(
                 "{TOOLS}/cloud-hypervisor --kernel /none --user-device socket=/none,{} 2>&1 |
                      grep -c 'Unknown option' || true",

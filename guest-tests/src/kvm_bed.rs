@@ -27,7 +27,7 @@ pub(crate) const DOORBELL_GUESTS: [&str; 2] = ["e", "f"];
 pub(crate) const SAVED_GUEST: &str = "g";
 /// Name of the guest that moves from one process to another. Both have its line open, which is therefore a terminal.
 pub(crate) const MOVING_GUEST: &str = "h";
-/// Name of a guest of a daemon with which that one communicates.
+/// Name of a guest of a daemon, with which the moving guest communicates.
 pub(crate) const PEER_GUEST: &str = "i";
 /// Network interface of the host, used as uplink.
 pub(crate) const CARD: &str = "eth0";

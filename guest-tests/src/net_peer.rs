@@ -53,7 +53,7 @@ pub(crate) enum NetPeer {
     },
 }
 
-/// Is one side.
+/// Runs one side.
 pub(crate) fn run(peer: &NetPeer) -> Result<()> {
     match *peer {
         NetPeer::Serve { port } => serve(port),

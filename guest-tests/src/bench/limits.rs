@@ -72,7 +72,7 @@ pub(super) fn measure() -> Result<Vec<Row>> {
     Ok(outcome.figures().into_iter().map(Ok).collect())
 }
 
-/// Results, those in pairs with all connections and with one of each device.
+/// Results. A pair has the value with all connections, and that with one connection of each device.
 struct Outcome {
     /// MiB.
     memory: [f64; 2],
@@ -292,7 +292,7 @@ fn write_on_each(side: &mut Side, far: &[Side], qps: &mut [Qp]) -> Result<()> {
     side.reap(u32::try_from(qps.len())?, ring)
 }
 
-/// Does the same with the first queue pair alone, whose ring has room for a part of them.
+/// Posts the same number of writes on the first queue pair, in parts for which its ring has room.
 fn write_on_first(side: &mut Side, peer: &Side) -> Result<()> {
     const ROOM: usize = 64;
     let write = [small_write(side, peer, &side.qp)];

@@ -44,7 +44,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     if let Some(old) = &options.pair {
         return paired::run(options, old);
     }
-    // Before hours of measuring.
+    // Read first, because a wrong path must not be noticed only after hours of measuring.
     let earlier = options.after.iter().map(|path| Earlier::read(path)).collect::<Result<Vec<_>>>()?;
     let runs = options.runs.max(1);
     let (mut figures, mut skipped) = (Vec::new(), Vec::new());

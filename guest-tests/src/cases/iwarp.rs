@@ -21,7 +21,7 @@ const HOST: &str = "10.0.2.2";
 /// Port on which the guest's program listens.
 const PORT: u16 = 7174;
 const COUNT: u8 = 10;
-/// The second one is the longest that the program accepts.
+/// Lengths of exchanged buffers in bytes. The second one is the longest that the program accepts.
 const LENGTHS: [usize; 2] = [64, 65_535];
 const LIMITS: Limits = Limits { ird: 16, ord: 16, crc: true };
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -44,8 +44,9 @@ pub(crate) fn cases() -> Vec<Case> {
     vec![Case::alone("slow/paused-peer", paused_peer).slow(WHEN)]
 }
 
-/// Every hold with two operations, three numbers of retries, and pauses that are shorter and longer than the retries
-/// last. A request fails if, and only if, it is not held off and the pause is longer. Then pauses of ten seconds.
+/// Tests each setting of `HeldRequests` with two operations, three numbers of retries, and pauses that are shorter and
+/// longer than the retries last. A request fails only if it is not held off, the pause is longer, and its retries are
+/// limited. Pauses of ten seconds follow.
 fn paused_peer(image: &GuestImage) -> Result<String> {
     let guest = Guest::boot(image)?;
     let tests = || {

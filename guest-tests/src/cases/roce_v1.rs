@@ -56,7 +56,7 @@ fn nothing_without_a_tag(both: &TwoDaemons) -> Result<String> {
     Ok(String::new())
 }
 
-/// The cases after this one rely on it.
+/// All GIDs of both guests are of RoCE v1, on which the cases after this one rely.
 fn all_gids_are_v1(both: &TwoDaemons) -> Result<String> {
     // Waits for the GIDs.
     both.endpoints(IPV4.map(Into::into), None)?;

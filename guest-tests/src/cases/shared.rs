@@ -29,7 +29,7 @@ pub(crate) trait Machines: 'static {
 /// Maximum number of attempts of a test whose host breaks down, as a machine that emulates virtualisation sometimes
 /// does.
 const ATTEMPTS: u32 = 3;
-/// Message for this case.
+/// Log message of such a failure.
 const LOST: &str = "the host has broken down, it is booted once more";
 
 /// Starts machines and brings everything up.

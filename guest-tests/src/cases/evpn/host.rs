@@ -14,9 +14,9 @@ use crate::fabric::{Fabric, address};
 use crate::image::HostRoot;
 use crate::process::BoundChild;
 
-/// Document and marker of the commands.
+/// Document and marker of the commands that set a host up.
 pub(in crate::cases) const RECIPE: (&str, &str) = ("docs/links.md", "evpn");
-/// The same of those that undo them.
+/// Document and marker of the commands that undo that.
 const TEARDOWN: (&str, &str) = ("docs/links.md", "evpn-teardown");
 
 /// Time limit of each wait. A lost host is noticed after nine seconds (`frr_profile=datacenter`).

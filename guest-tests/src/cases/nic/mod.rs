@@ -13,7 +13,7 @@ use super::case::Case;
 use super::shared::Shared;
 use cards::Cards;
 
-/// Everything that is done with the cards.
+/// All cases of the group.
 pub(crate) fn cases() -> Vec<Case> {
     let cards = Shared::new(Cards::boot);
     let mut cases = traffic::cases(&cards);

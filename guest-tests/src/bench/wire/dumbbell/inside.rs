@@ -79,7 +79,7 @@ fn start_hosts(namespace: &str, options: &HostsOptions) -> Result<Talker> {
     start(namespace, &words)
 }
 
-/// Runs it and prints the results.
+/// Runs the scenario and prints the results.
 pub(crate) fn run(options: &DumbbellOptions) -> Result<()> {
     let hosts = &options.hosts;
     let mut receiver = start_hosts("receiver", &HostsOptions { receives: true, ..*hosts })?;
