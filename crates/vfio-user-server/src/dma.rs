@@ -150,8 +150,8 @@ impl<'a> DmaMaps<'a> {
                 mapped
             }
             VFIO_DMA_UNMAP_FLAG_ALL => return Err(Errno::INVAL),
-            // The client asks for the bitmap of the removed range. The log outlives the range, so the client can ask for
-            // a report instead.
+            // The client asks for the bitmap of the removed range. The log outlives the range, so the client can get a
+            // report instead.
             _ => return Err(Errno::NOTSUP),
         };
         self.endpoint.forget_ranges(address, size);

@@ -264,8 +264,8 @@ impl Acceptor {
             }
             self.reap();
             // The lock is taken before a client is accepted, so a client that connects during a hand-over waits for its
-            // result. While another client is connected, the new one is turned away in any case, and is not made to wait
-            // for the lock: its holder may execute a message that never ends.
+            // result. While another client is connected, a new one is turned away in any case, without a wait for the
+            // lock: its holder may execute a message that never ends.
             let session = Arc::clone(&self.session);
             let state = self.client.is_none().then(|| session.0.lock());
             if state.as_ref().is_some_and(|state| state.service == Service::Given) {
