@@ -169,7 +169,8 @@ impl Cq {
         state.needed = state.needed.saturating_sub(count);
     }
 
-    /// Publishes a completion to the guest. On overrun, every QP of this queue goes to its error state.
+    /// Publishes a completion to the guest. After an overrun, the queue accepts no completions, and each of its QPs
+    /// enters its error state with its next one.
     pub(crate) fn publish(&self, adapter: &Adapter, view: &DmaView<'_>, completion: &Completion) {
         if self.dead.load(Ordering::Relaxed) {
             return;

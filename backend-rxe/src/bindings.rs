@@ -161,7 +161,7 @@ impl Bindings {
         (waiting(&[Why::Taken, Why::Remote]), waiting(&[Why::Probing, Why::Busy, Why::LinkDown]))
     }
 
-    /// Records these indices of GIDs of a device that is being restored.
+    /// Records the indices that [`Self::save`] has returned, for a device that is being restored.
     ///
     /// # Errors
     /// An index is not one of a GID.

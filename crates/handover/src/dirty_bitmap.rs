@@ -36,8 +36,8 @@ impl DirtyBitmap {
             let from = if index == first / WORD { first % WORD } else { 0 };
             let to = if index == last / WORD { last % WORD } else { WORD - 1 };
             let bits = u64::MAX << from & u64::MAX >> (WORD - 1 - to);
-            // Most pages are marked already, and a load is cheaper than an update. A report that takes the bit that this
-            // load found waits for this writer's lock before it answers, so the write is complete by then.
+            // Most pages are marked already, and a load is cheaper than an update. A report that takes the bit found
+            // here waits for this writer's lock before it answers, so the write is complete by then.
             if word.load(Ordering::Relaxed) & bits != bits {
                 word.fetch_or(bits, Ordering::Relaxed);
             }

@@ -146,7 +146,7 @@ struct Connection<'a> {
     lends: bool,
     /// Received descriptors with this number or a higher one are refused.
     descriptors: u64,
-    /// Work behind the writes of the message.
+    /// Work that the writes of the current message have left, to be done after the reply.
     deferred: Deferred,
 }
 
@@ -251,7 +251,7 @@ impl<'a> Connection<'a> {
     }
 
     fn serve(&mut self, receiver: &mut Receiver<'_>) -> Result<(), ConnectionError> {
-        // Messages received before the loss are discarded.
+        // Messages that are still in the socket when memory is lost are discarded.
         while !self.dma.are_lost()
             && let Some(seen) = receiver.wait()?
         {

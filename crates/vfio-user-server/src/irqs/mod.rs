@@ -123,8 +123,8 @@ impl Table {
     /// Signals on the calling thread.
     fn call_here(&self, cause: Cause) -> bool {
         // The lock is held during the signal. Otherwise the connection's thread could replace the descriptor now, and
-        // this thread would have to close it. The connection's thread waits for the lock; threads that raise interrupts
-        // do not wait for that thread (recursive read).
+        // this thread would have to close it. The connection's thread waits for the lock, but threads that raise
+        // vectors do not wait behind it: their reads are recursive.
         match cause {
             Cause::Vector(vector) => {
                 let table = self.msix.read_recursive();
