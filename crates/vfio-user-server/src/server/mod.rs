@@ -263,9 +263,8 @@ impl Acceptor {
                 continue;
             }
             self.reap();
-            // The lock is taken before a client is accepted, so a client that connects during a hand-over waits for its
-            // result. While another client is connected, a new one is turned away in any case, without a wait for the
-            // lock: its holder may execute a message that never ends.
+            // A client that connects during a hand-over waits here for its result. A client that will be turned away
+            // must not wait: the holder of the lock may execute a message that never ends.
             let session = Arc::clone(&self.session);
             let state = self.client.is_none().then(|| session.0.lock());
             if state.as_ref().is_some_and(|state| state.service == Service::Given) {
