@@ -227,7 +227,7 @@ pub fn configuration(machines: &[Vmx], named: Option<&str>, folder: &str) -> Res
         let _ = write!(
             text,
             "\n# Port group {}: set its uplink if its VMs are on several hosts.\n[[network]]\nname = \"{name}\"\n\
-             # uplink = \"interface:IFACE\"\n",
+             # uplink = \"af_packet:IFACE\"\n",
             printable_text(group)
         );
     }

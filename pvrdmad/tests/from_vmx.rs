@@ -65,6 +65,11 @@ fn ten_files_become_configurations() {
     for (name, expected) in FILES {
         let output = convert(&[], &[file(name)]);
         assert!(output.status.success(), "{output:?}");
+        // The line that the comment names is valid.
+        let text = String::from_utf8(output.stdout.clone()).unwrap();
+        assert!(text.contains("\n# uplink = "));
+        let count = devices(text.replacen("\n# uplink = ", "\nuplink = ", 1).as_bytes()).len();
+        assert_eq!(count, expected.len(), "{name}");
         let mut made = devices(&output.stdout);
         made.sort_by(|one, other| one.1.cmp(&other.1));
         let expected =
