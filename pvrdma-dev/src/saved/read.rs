@@ -21,7 +21,7 @@ use crate::device::PvrdmaDevice;
 use crate::dsr::{Session, is_aligned, is_ring_size};
 use crate::events::{Cqne, EventRings, SavedEventRing, SavedEventRings};
 use crate::intr::SavedInterrupts;
-use crate::objects::TablePosition;
+use crate::objects::{GSI_HANDLE, TablePosition};
 
 /// Maximum age of a state whose connections continue. Their peers give up sooner than that.
 const LIVE: Duration = Duration::from_secs(60);
@@ -276,7 +276,8 @@ impl<'a, H: SaveHca> Restorer<'a, H> {
         let objects = &core.objects;
         let can_be = match eqe::subject(kind)? {
             eqe::Subject::Cq => objects.cqs.has_handle(info),
-            eqe::Subject::Qp => objects.qps.has_handle(info),
+            // The handle of the GSI QP is below those that the table assigns.
+            eqe::Subject::Qp => objects.qps.has_handle(info) || info == GSI_HANDLE,
             eqe::Subject::Srq => objects.srqs.has_handle(info),
             eqe::Subject::Port => info == PORT,
         };

@@ -4,7 +4,7 @@ mod fields;
 mod hostile;
 mod world;
 
-use pvrdma_verbs::QueuePair;
+use pvrdma_verbs::{AsyncEvent, QpEvent, QueuePair};
 use pvrdma_verbs_types::{Completion, WcOpcode, WcStatus};
 use serde_json::Value;
 
@@ -12,8 +12,9 @@ use super::SaveError;
 use crate::abi::ring::eqe;
 use crate::device::PvrdmaDevice;
 use crate::inspect::ObjectKind;
+use crate::objects::GSI_HANDLE;
 use crate::stats::Phase;
-use crate::testing::{MockDevice, MockHca, QpInit, SendWr, register};
+use crate::testing::{AsyncEntry, MockDevice, MockHca, QpInit, SendWr, register};
 use world::{Populated, World, records};
 
 /// Kinds of objects whose description is the same before and after.
@@ -118,6 +119,22 @@ fn rings_go_on_where_they_were() {
     let orphan = core.objects.qps.get(world.orphan).unwrap();
     assert!(hca.complete_send(world.orphan, &completion).is_err());
     assert_eq!(orphan.verbs.qpn().get() & 0xffff, world.orphan);
+}
+
+/// The handle of the GSI QP is not one that the table assigns.
+#[test]
+fn an_event_of_the_gsi_qp_waits_for_room_across_a_move() {
+    let mut world = Populated::new();
+    // The ring is full.
+    world.hca().event(AsyncEvent::Qp(QpEvent::Fatal, GSI_HANDLE));
+    let saved = world.save();
+    world.move_on(&saved).unwrap();
+    world.resume();
+    let is_in = |events: Vec<AsyncEntry>| events.iter().any(|event| event.info == GSI_HANDLE);
+    assert!(!is_in(world.driver.async_events()));
+    // An access of the guest tries waiting events again.
+    world.driver.create_pd(None).unwrap();
+    assert!(is_in(world.driver.async_events()));
 }
 
 /// A process whose doorbell page is memory posts and arms unnoticed. After a move to a device whose doorbells trap, its
