@@ -73,19 +73,21 @@ impl CallThread {
         let mut queue = self.shared.queue.lock();
         queue.due.insert(cause);
         queue.ending = false;
-        let running = std::mem::replace(&mut queue.running, true);
-        drop(queue);
-        if running {
+        if queue.running {
+            drop(queue);
             self.shared.changed.notify_one();
             return true;
         }
+        // The queue stays locked meanwhile: a call that another thread queues for a thread that does not start would be
+        // lost.
         let shared = Arc::clone(&self.shared);
         let started = threads::spawn(ThreadKind::Interrupts, "interrupts", move || shared.run());
-        if started.is_err() {
+        queue.running = started.is_ok();
+        if !queue.running {
             // The next request tries again.
-            *self.shared.queue.lock() = Queue::default();
+            *queue = Queue::default();
         }
-        started.is_ok()
+        queue.running
     }
 
     /// Drops all requests, ends the thread, and waits for a call in progress for at most [`PATIENCE`]. The caller has

@@ -219,8 +219,9 @@ impl IrqTable {
         let result = change(&mut line);
         let fires = line.fires();
         drop(line);
-        if fires {
-            self.deliver(Cause::Line);
+        if fires && !self.deliver(Cause::Line) {
+            // The client was not told, so it will not unmask the line. The next change of the line tries again.
+            self.table.line.lock().masked = false;
         }
         result
     }

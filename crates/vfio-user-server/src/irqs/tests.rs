@@ -1,6 +1,7 @@
 //! Tests of which thread signals and closes a client's eventfds, with calls of any duration.
 
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, ThreadId};
 
@@ -26,6 +27,8 @@ struct Slow {
     calls: Sender<(Call, ThreadId)>,
     /// A signal waits while the test holds this lock, like a signal that blocks.
     gate: Mutex<()>,
+    /// Signals fail.
+    fails: AtomicBool,
 }
 
 impl Eventfds for Slow {
@@ -41,7 +44,7 @@ impl Eventfds for Slow {
         self.clock.advance(*self.duration.lock());
         self.calls.send((Call::Signal, thread::current().id())).unwrap();
         drop(self.gate.lock());
-        true
+        !self.fails.load(Ordering::Relaxed)
     }
 
     fn close(&self, _: OwnedFd) {
@@ -61,8 +64,14 @@ impl Bench {
     fn new(may_block: bool) -> Self {
         let clock = Arc::new(ManualClock::default());
         let (calls, received) = channel();
-        let slow =
-            Slow { may_block, clock: Arc::clone(&clock), duration: Mutex::default(), calls, gate: Mutex::default() };
+        let slow = Slow {
+            may_block,
+            clock: Arc::clone(&clock),
+            duration: Mutex::default(),
+            calls,
+            gate: Mutex::default(),
+            fails: AtomicBool::default(),
+        };
         let slow = Arc::new(slow);
         let irqs = IrqTable::with(Arc::<Slow>::clone(&slow), Arc::<ManualClock>::clone(&clock));
         Self { clock, slow, irqs, calls: received }
@@ -91,6 +100,23 @@ impl Bench {
     fn nothing(&self) {
         assert!(self.calls.try_recv().is_err());
     }
+}
+
+/// A line that cannot be signalled is not masked: the client would never unmask it.
+#[test]
+fn a_line_whose_signal_fails_is_signalled_later() {
+    let bench = Bench::new(false);
+    let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    bench.irqs.assign(VFIO_PCI_INTX_IRQ_INDEX, 0, 1, 1, vec![eventfd]).unwrap();
+    bench.slow.fails.store(true, Ordering::Relaxed);
+    bench.irqs.intx(true);
+    bench.next(Call::Signal);
+    bench.slow.fails.store(false, Ordering::Relaxed);
+    bench.irqs.intx(true);
+    bench.next(Call::Signal);
+    // It is masked now.
+    bench.irqs.intx(true);
+    bench.nothing();
 }
 
 fn here() -> ThreadId {
@@ -187,7 +213,7 @@ fn a_signal_that_blocks_delays_only_the_devices_own_thread() {
 fn descriptors_are_closed_on_the_devices_own_threads() {
     for may_block in [false, true] {
         let bench = Bench::new(may_block);
-        let stop = std::sync::atomic::AtomicBool::new(false);
+        let stop = AtomicBool::new(false);
         let foreign = thread::scope(|scope| {
             let raise = || {
                 while !stop.load(Ordering::Relaxed) {
