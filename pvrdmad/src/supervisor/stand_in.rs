@@ -69,9 +69,14 @@ impl StandIns {
     /// Returns a duplicate of the socket of the current fallback server for another supervisor, if there is one.
     ///
     /// # Errors
-    /// No descriptors are available.
+    /// No descriptors are available, or there are several servers. Those that accept nothing more would take over when
+    /// this process ends, although the worker still serves their pages.
     pub(super) fn duplicate(&self) -> io::Result<Option<OwnedFd>> {
-        self.state.lock().now.as_ref().map(|now| now.as_fd().try_clone_to_owned()).transpose()
+        let state = self.state.lock();
+        if !state.full.is_empty() {
+            return Err(io::Error::other("the worker has more doorbell files than one fallback server guards"));
+        }
+        state.now.as_ref().map(|now| now.as_fd().try_clone_to_owned()).transpose()
     }
 
     /// Keeps the socket of another supervisor's fallback server for [`Self::adopted`].
