@@ -452,9 +452,10 @@ fn a_command_that_was_stopped_waits_on() {
 fn the_hosts_adapter_is_not_there() {
     let ibverbs = |device: &str| described().arg(&format!("--backend=ibverbs,device={device},port=1,gid-index=auto"));
     let without_library = |daemon: TestDaemon| {
-        // A file that is not a library, found before an installed libibverbs.
+        // A file that is not a library, found before an installed libibverbs. The process of a network would not see it
+        // in its sandbox.
         fs::write(daemon.path("libibverbs.so.1"), "no library").unwrap();
-        daemon.env("LD_LIBRARY_PATH", "FOLDER")
+        daemon.isolate("none").env("LD_LIBRARY_PATH", "FOLDER")
     };
     let refused = |daemon: &TestDaemon| {
         let output = daemon.command().output().unwrap();
