@@ -277,8 +277,8 @@ impl Connection {
         self.report_end();
     }
 
-    /// Returns how to close the TCP connection now. `None`: it is in use, or bytes are to be sent first. After the peer
-    /// has closed it, it stays in use until [`Self::flush`].
+    /// Returns how to close the TCP connection now. `None`: the connection is in use, or bytes are to be sent first. A
+    /// connection that the peer has closed stays in use until the owner calls [`Self::flush`].
     ///
     /// For [`Close::Finish`], the caller shuts down the sending direction and reads until the peer has closed as well:
     /// a socket that is closed with unread bytes resets the connection, and the peer may then miss the last bytes.
