@@ -70,6 +70,8 @@ mod qemu_nic;
 mod readme;
 mod recipe;
 mod roce_v1;
+#[cfg(feature = "suite")]
+mod rootfs_debian;
 mod runner;
 mod shared;
 mod soak;
@@ -129,6 +131,7 @@ fn of_the_device() -> Vec<Case> {
     cases.extend(lab::cases());
     #[cfg(feature = "suite")]
     cases.extend(lab_rootfs::cases());
+    cases.extend(rootfs_debian::cases());
     #[cfg(feature = "suite")]
     cases.extend(suites::cases());
     #[cfg(feature = "suite")]

@@ -11,7 +11,7 @@ use super::log_command::StepLog;
 use super::programs::{self, CONTROL, INTEGRITY};
 use super::roots::{APT_CONFIG, DPKG_CONFIG, executable, file_system, remove_tree, write};
 use super::steps::Steps;
-use super::{apt, initramfs, modules, root_disk};
+use super::{apt, initramfs, modules, root_disk, roots};
 
 /// A system and its kernel.
 #[derive(Debug)]
@@ -85,7 +85,8 @@ impl GuestSystem {
     fn make(&self, image: &GuestImage, own: &GuestImage, libraries: &[PathBuf], log: &StepLog) -> Result<()> {
         remove_tree(own.directory())?;
         let root = own.guest_root();
-        self.base(&root, log)?;
+        let suites: Vec<_> = [Some(self.suite), self.more].into_iter().flatten().collect();
+        roots::debootstrap(&root, &suites, log)?;
         let target = self.more.map(|suite| format!("-t {suite}")).unwrap_or_default();
         let script = format!("beginning='{}'\ntarget='{target}'\npackages='{PACKAGES}'\n{KERNEL}", self.kernel);
         log.shell_in(&root, &script)?;
@@ -122,28 +123,6 @@ impl GuestSystem {
         // Programs for this machine are those of the image; the others are on the disk.
         std::os::unix::fs::symlink(image.builder_root(), own.builder_root()).context("cannot link QEMU")?;
         remove_tree(&root)
-    }
-
-    /// Builds the minimal system of the release.
-    fn base(&self, root: &Path, log: &StepLog) -> Result<()> {
-        let mirror = apt::mirror()?;
-        write(&root.join("etc/dpkg/dpkg.cfg.d/bed"), DPKG_CONFIG)?;
-        // A debootstrap older than the release has no script of that name; all scripts for Debian are the same.
-        let scripts = Path::new("/usr/share/debootstrap/scripts");
-        let named = scripts.join(self.suite);
-        let script = if named.exists() { named } else { scripts.join("sid") };
-        let mut debootstrap = Command::new("debootstrap");
-        log.run(debootstrap.args(["--variant=minbase", self.suite]).arg(root).arg(&mirror).arg(script))?;
-        write(&root.join("etc/apt/apt.conf.d/90bed"), APT_CONFIG)?;
-        let suites = [Some(self.suite), self.more];
-        let sources: String = suites
-            .iter()
-            .flatten()
-            .map(|suite| format!("deb [check-valid-until=no] {mirror} {suite} main\n"))
-            .collect();
-        write(&root.join("etc/apt/sources.list"), &sources)?;
-        std::fs::copy("/etc/resolv.conf", root.join("etc/resolv.conf")).context("cannot copy /etc/resolv.conf")?;
-        Ok(())
     }
 }
 

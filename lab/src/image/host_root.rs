@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::apt;
 use super::guest_image::{GuestImage, host_command};
 use super::log_command::StepLog;
-use super::roots::{base_key, copy_tree, executable};
+use super::roots::{base_key, copy_tree, debootstrap, executable, remove_tree};
 use super::steps::Steps;
 
 /// A Debian with some packages, whose programs are run by its own loader.
@@ -25,21 +25,40 @@ impl HostRoot {
 
     /// Same as [`Self::build`], with a shell script that runs inside it. `MIRROR` is the address of the Debian mirror.
     pub fn build_with(image: &GuestImage, name: &str, packages: &[&str], script: &str) -> Result<Self> {
+        let copy = |root: &Path, log: &StepLog| copy_tree(log, &image.base_root(), root);
+        Self::make(image, name, &packages.join(" "), script, &base_key()?, copy)
+    }
+
+    /// Same as [`Self::build`], for another release of Debian than that of the image.
+    pub fn build_release(image: &GuestImage, name: &str, release: &str, packages: &[&str]) -> Result<Self> {
+        let bootstrap = |root: &Path, log: &StepLog| {
+            remove_tree(root)?;
+            debootstrap(root, &[release], log)
+        };
+        let key = format!("{release} {}", base_key()?);
+        Self::make(image, name, &packages.join(" "), "", &key, bootstrap)
+    }
+
+    /// Builds the root directory `name` if it is missing: a minimal system by `base`, which depends on `base_key`, then
+    /// the packages and the script.
+    fn make(
+        image: &GuestImage,
+        name: &str,
+        packages: &str,
+        script: &str,
+        base_key: &str,
+        base: impl FnOnce(&Path, &StepLog) -> Result<()>,
+    ) -> Result<Self> {
         let built = Self { root: image.directory().join(name) };
         let mut steps = Steps::open(image.directory())?;
-        let packages = packages.join(" ");
-        let key = format!("{} {packages} {script}", base_key()?);
+        let key = format!("{base_key} {packages} {script}");
         steps.run(name, &key, |log| {
-            built.make(image, &packages, log)?;
+            base(&built.root, log)?;
+            log.shell_in(&built.root, &format!("apt-get update -q; apt-get install -y -q {packages}; apt-get clean"))?;
             log.shell_in(&built.root, &format!("export MIRROR='{}'\n{script}", apt::mirror()?))
         })?;
         steps.finish();
         Ok(built)
-    }
-
-    fn make(&self, image: &GuestImage, packages: &str, log: &StepLog) -> Result<()> {
-        copy_tree(log, &image.base_root(), &self.root)?;
-        log.shell_in(&self.root, &format!("apt-get update -q; apt-get install -y -q {packages}; apt-get clean"))
     }
 
     /// Returns the path of a file in it.

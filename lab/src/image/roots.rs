@@ -102,6 +102,24 @@ pub(crate) fn base(image: &GuestImage, log: &StepLog) -> Result<()> {
     log.shell_in(&root, "apt-get update -q")
 }
 
+/// Builds a minimal Debian of any release. Packages come from `suites`, of which the first is that release.
+pub(super) fn debootstrap(root: &Path, suites: &[&str], log: &StepLog) -> Result<()> {
+    let release = suites.first().context("no release")?;
+    let mirror = apt::mirror()?;
+    write(&root.join("etc/dpkg/dpkg.cfg.d/bed"), DPKG_CONFIG)?;
+    // A debootstrap older than the release has no script of that name; all scripts for Debian are the same.
+    let scripts = Path::new("/usr/share/debootstrap/scripts");
+    let named = scripts.join(release);
+    let script = if named.exists() { named } else { scripts.join("sid") };
+    let mut debootstrap = Command::new("debootstrap");
+    log.run(debootstrap.args(["--variant=minbase", release]).arg(root).arg(&mirror).arg(script))?;
+    write(&root.join("etc/apt/apt.conf.d/90bed"), APT_CONFIG)?;
+    let source = |suite| format!("deb [check-valid-until=no] {mirror} {suite} main\n");
+    write(&root.join("etc/apt/sources.list"), &suites.iter().map(source).collect::<String>())?;
+    std::fs::copy("/etc/resolv.conf", root.join("etc/resolv.conf")).context("cannot copy /etc/resolv.conf")?;
+    Ok(())
+}
+
 /// Builds the builder system: QEMU, kernel headers, a compiler and Wireshark without its GUI.
 pub(crate) fn builder(image: &GuestImage, log: &StepLog) -> Result<()> {
     let root = image.builder_root();
