@@ -78,7 +78,8 @@ impl Side {
         Self::with_memory(backend, host, options, &memory)
     }
 
-    fn with_memory<B: Backend<Hca: 'static>>(
+    /// Same as [`new`](Self::new), with this memory, which has room for the buffer and the rest.
+    pub(crate) fn with_memory<B: Backend<Hca: 'static>>(
         backend: &B,
         host: u8,
         options: &SideOptions,

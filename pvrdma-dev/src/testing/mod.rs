@@ -69,7 +69,7 @@ pub use mapped::MappedPages;
 pub use memory::{Directory, GuestMemory, MEMORY_BASE, Placement};
 pub use mock_hca::{MOCK_LIMITS, MockBackend, MockCq, MockDevice, MockHca, MockMr, MockQp, MockSrq, MockStation};
 pub use moving::MovingFunction;
-pub use mr::{FastMr, Mr, access};
+pub use mr::{FastMr, Mr, MrRequest, access};
 pub use pci::{PciAccess, register};
 pub use probe::{ProbeError, ProbeOptions};
 pub use qp::{Encoded, Qp, QpInit, qp_type};

@@ -45,6 +45,24 @@ impl Mr {
     }
 }
 
+/// A CREATE_MR that was not issued yet. Its page directory is written, so that the time of the command is the device's.
+#[derive(Debug)]
+pub struct MrRequest {
+    driver: Driver,
+    request: Request,
+    directory: Directory,
+}
+
+impl MrRequest {
+    /// Issues the command.
+    ///
+    /// # Errors
+    /// The command failed.
+    pub fn issue(self) -> Result<Mr, CommandError> {
+        self.driver.create_mr(&self.request, Some(self.directory))
+    }
+}
+
 /// Region for fast registrations, with its page directory.
 #[derive(Debug)]
 pub struct FastMr {
@@ -104,10 +122,15 @@ impl Driver {
         pages: &[u64],
         access: u32,
     ) -> Result<Mr, CommandError> {
+        self.mr_request(pd, start, length, pages, access).issue()
+    }
+
+    /// Returns CREATE_MR for any range and pages, with its page directory written.
+    pub fn mr_request(&self, pd: &Pd, start: u64, length: u64, pages: &[u64], access: u32) -> MrRequest {
         let directory = self.0.memory.directory(pages);
         let request = Request::new(command_id::CREATE_MR).u64(16, start).u64(24, length).u64(32, directory.addr);
         let request = request.u32(40, pd.handle).u32(44, access).u32(52, pages.len() as u32);
-        self.create_mr(&request, Some(directory))
+        MrRequest { driver: self.clone(), request, directory }
     }
 
     /// CREATE_MR for bus addresses.

@@ -35,8 +35,8 @@ pub(super) fn p99_beside_attackers(runs: usize) -> Result<Figure> {
         (0..OTHERS).map(|number| Worker::new(side(3 + OTHERS + number)?)).collect::<Result<_>>()?;
     let mut rounds = Vec::new();
     for _ in 0..runs {
-        let attacked = beside(&mut tenant, &write, &mut attackers, Attacker::step)?;
-        let shared = beside(&mut tenant, &write, &mut workers, Worker::step)?;
+        let attacked = beside(&mut tenant, &write, SAMPLES, &mut attackers, Attacker::step)?;
+        let shared = beside(&mut tenant, &write, SAMPLES, &mut workers, Worker::step)?;
         rounds.push([attacked, shared]);
     }
     let title = format!("p99 of an 8-byte write of a tenant beside {OTHERS} attackers, each on a thread");
@@ -44,10 +44,12 @@ pub(super) fn p99_beside_attackers(runs: usize) -> Result<Figure> {
     Ok(Figure::of_rounds("in-process/p99-beside-attackers", title, "µs", true, &rounds, than))
 }
 
-/// Returns the 99th percentile of a tenant's write, in microseconds, while each of `others` runs its steps on a thread.
-fn beside<T: Send>(
+/// Returns the 99th percentile of `samples` writes of a tenant, in microseconds, while each of `others` runs its steps on
+/// a thread.
+pub(super) fn beside<T: Send>(
     tenant: &mut Side,
     write: &[Encoded],
+    samples: u32,
     others: &mut [T],
     step: impl Fn(&mut T) -> Result<()> + Sync,
 ) -> Result<f64> {
@@ -70,7 +72,7 @@ fn beside<T: Send>(
         while busy.load(Ordering::Relaxed) as usize != count && threads.iter().all(|thread| !thread.is_finished()) {
             thread::yield_now();
         }
-        let samples = (0..SAMPLES).map(|_| {
+        let samples = (0..samples).map(|_| {
             let start = Instant::now();
             tenant.post_and_reap(write, 1, 1, spin)?;
             Ok(start.elapsed().as_secs_f64() * 1e6)

@@ -4,11 +4,14 @@
 //! Every comparison alternates between the measured side and its baseline, round by round.
 
 mod attackers;
+mod beside_bulk;
+mod connections;
 mod memory;
 mod neighbours;
 mod rates;
 mod receive;
 mod recorded;
+mod registration;
 mod sides;
 mod tape;
 mod tunnels;
@@ -33,6 +36,10 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
     figures.push(tunnels::tls_against_vxlan(runs)?);
     figures.push(neighbours::write_beside_busy_guest(runs)?);
     figures.push(attackers::p99_beside_attackers(runs)?);
+    figures.extend(beside_bulk::small_beside_bulk(runs)?);
+    figures.push(registration::against_mlock(4 << 10, runs)?);
+    figures.push(registration::against_mlock(1 << 30, runs)?);
+    figures.push(connections::processor_time_of_one(runs)?);
     figures.push(neighbours::idle_guest_without_receives()?);
     Ok(figures)
 }
