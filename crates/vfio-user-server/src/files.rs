@@ -18,7 +18,7 @@ use vm_memory::FileOffset;
 use vm_memory::mmap::{MmapRegion, MmapRegionError};
 
 use super::examine::{self, Candidate, DescriptorError, FileId, PAGE};
-use crate::sigbus::{Eviction, Guard};
+use crate::sigbus::{self, Eviction, Guard};
 
 /// Time that [`Files::clear`] waits for other threads.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -95,7 +95,7 @@ impl FileRefusal {
 /// addresses, which the SIGBUS handler must not replace.
 #[derive(Debug)]
 struct Mapped<'a> {
-    _guard: Guard<'a>,
+    guard: Guard<'a>,
     mapping: Arc<MmapRegion>,
     /// Offset in the file at which the mapping starts, in bytes.
     start: usize,
@@ -155,15 +155,27 @@ impl<'a> Files<'a> {
 
     /// Unmaps and closes all files. This takes long for large files, so it happens on this thread. If another thread
     /// still uses a mapping, for example while it ends a registration, this one waits for it, for a bounded time.
+    /// Memory that is in use even then stays mapped and protected until a later call.
     pub(super) fn clear(&mut self) {
+        self.clear_within(PATIENCE);
+    }
+
+    fn clear_within(&mut self, patience: Duration) {
         let start = Instant::now();
         for (_, file) in self.files.drain() {
-            for mapped in file.mappings {
-                while Arc::strong_count(&mapped.mapping) > 1 && start.elapsed() < PATIENCE {
+            for Mapped { guard, mapping, .. } in file.mappings {
+                let is_used = || Arc::strong_count(&mapping) > 1;
+                while is_used() && start.elapsed() < patience {
                     thread::sleep(Duration::from_millis(1));
+                }
+                if is_used() {
+                    guard.outlive_client(mapping);
+                } else {
+                    drop(guard);
                 }
             }
         }
+        sigbus::sweep();
     }
 
     /// Returns the mapping for `offset..offset+size` of a file, and creates it if necessary.
@@ -200,7 +212,7 @@ impl<'a> Files<'a> {
         let guard = Guard::new(&mapping, &self.eviction).ok_or(FileRefusal::Guards)?;
         let backing = Backing { mapping: Arc::clone(&mapping), offset: start - from };
         let open = self.files.entry(candidate.id).or_insert_with(|| OpenFile { file, mappings: Vec::new() });
-        open.mappings.push(Mapped { _guard: guard, mapping, start: from });
+        open.mappings.push(Mapped { guard, mapping, start: from });
         Ok(backing)
     }
 
@@ -285,5 +297,22 @@ mod tests {
         files.clear();
         assert_eq!(gone.strong_count(), 0);
         other.join().unwrap();
+    }
+
+    /// The client may truncate its memory after it has disconnected, while a thread of another device reads it.
+    #[test]
+    fn memory_in_use_stays_protected() {
+        let (stream, _other) = UnixStream::pair().unwrap();
+        let space = DmaSpace::new(PinPolicy::Off);
+        let mut files = Files::new(FileRules::default(), Eviction::new(space.revocation(), &stream));
+        let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, 1 << 20).unwrap();
+        let mapping = files.backing(memory, 0, 1 << 20, true).unwrap().mapping;
+        let gone = Arc::downgrade(&mapping);
+        files.clear_within(Duration::ZERO);
+        assert_eq!(gone.strong_count(), 2);
+        drop(mapping);
+        files.clear();
+        assert_eq!(gone.strong_count(), 0);
     }
 }

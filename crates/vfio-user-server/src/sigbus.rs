@@ -36,7 +36,7 @@ const BUS_ADRERR: i32 = 2;
 struct Found {
     start: usize,
     len: usize,
-    /// Address of the flag of the owner's [`Eviction`], which the guard keeps alive.
+    /// Address of the flag of the owner's [`Eviction`], which the guard keeps alive. 0: the client is gone.
     lost: usize,
     /// Socket of the client.
     socket: i32,
@@ -80,6 +80,9 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 /// Serializes writers of [`TABLE`]. The handler takes no lock.
 static WRITERS: Mutex<()> = Mutex::new(());
 
+/// Mappings of clients that are gone, and that other threads still use. A claim is dropped before its mapping.
+static LEFT: Mutex<Vec<(Claim, Arc<MmapRegion>)>> = Mutex::new(Vec::new());
+
 static REPLACED: AtomicU64 = AtomicU64::new(0);
 
 /// Actions on the client whose memory is lost: a flag is set, and its socket is shut down in both directions.
@@ -109,9 +112,13 @@ impl<'a> Eviction<'a> {
 /// Protects one guest mapping from the truncation of its file. Must be dropped before the mapping.
 #[derive(Debug)]
 pub struct Guard<'a> {
-    slot: usize,
+    claim: Claim,
     _eviction: Eviction<'a>,
 }
+
+/// Slot of a mapping, until it is dropped.
+#[derive(Debug)]
+struct Claim(usize);
 
 impl<'a> Guard<'a> {
     /// Protects `mapping`. Returns `None` if there are too many mappings.
@@ -129,17 +136,36 @@ impl<'a> Guard<'a> {
             socket: eviction.socket.as_raw_fd(),
         }));
         USED.fetch_max(slot + 1, Ordering::Release);
-        Some(Self { slot, _eviction: eviction.clone() })
+        Some(Self { claim: Claim(slot), _eviction: eviction.clone() })
+    }
+
+    /// Protects the mapping for as long as another thread uses it, without its client, which is gone. The mapping ends
+    /// at the next [`sweep`] after that.
+    pub(crate) fn outlive_client(self, mapping: Arc<MmapRegion>) {
+        let Self { claim, _eviction } = self;
+        claim.set(Some(Found { start: mapping.as_ptr() as usize, len: mapping.size(), lost: 0, socket: 0 }));
+        LEFT.lock().push((claim, mapping));
     }
 }
 
-impl Drop for Guard<'_> {
-    fn drop(&mut self) {
+impl Claim {
+    fn set(&self, found: Option<Found>) {
         let _turn = WRITERS.lock();
-        if let Some(slot) = TABLE.get(self.slot) {
-            slot.set(None);
+        if let Some(slot) = TABLE.get(self.0) {
+            slot.set(found);
         }
     }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.set(None);
+    }
+}
+
+/// Unmaps memory of clients that are gone, if no thread uses it any more.
+pub(crate) fn sweep() {
+    LEFT.lock().retain(|(_, mapping)| Arc::strong_count(mapping) > 1);
 }
 
 /// Returns the number of replacements since the process started.
@@ -205,16 +231,18 @@ fn replace(found: &Found, (start, len): (usize, usize)) -> bool {
     let at = ptr::with_exposed_provenance_mut(start);
     let lost: *const AtomicBool = ptr::with_exposed_provenance(found.lost);
     // SAFETY: the thread that accessed the mapping holds a view, which keeps the mapping, and so its guard, in place:
-    // the addresses are the mapping's own, the flag is alive, and the socket is open. The memory is only ever accessed
-    // with volatile or atomic operations that expect any content, so new content breaks nothing. `errno` is restored
-    // because the interrupted code may be about to read it.
+    // the addresses are the mapping's own, and unless the client is gone, the flag is alive and the socket is open. The
+    // memory is only ever accessed with volatile or atomic operations that expect any content, so new content breaks
+    // nothing. `errno` is restored because the interrupted code may be about to read it.
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
         let replaced = libc::mmap(at, len, protection, flags, -1, 0) != libc::MAP_FAILED;
         if replaced {
-            (*lost).store(true, Ordering::Relaxed);
-            libc::shutdown(found.socket, libc::SHUT_RDWR);
+            if !lost.is_null() {
+                (*lost).store(true, Ordering::Relaxed);
+                libc::shutdown(found.socket, libc::SHUT_RDWR);
+            }
             REPLACED.fetch_add(1, Ordering::Relaxed);
         }
         *errno = before;
@@ -264,6 +292,31 @@ mod tests {
         assert_eq!(replaced(), before + 1);
     }
 
+    /// A client that has disconnected can still truncate the memory that another thread is about to read.
+    #[test]
+    fn a_mapping_in_use_is_protected_without_its_client() {
+        let file = File::from(rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(2 << 12).unwrap();
+        let place = FileOffset::new(file.try_clone().unwrap(), 0);
+        let mapping = Arc::new(MmapRegion::<()>::from_file(place, 2 << 12).unwrap());
+        let used = Arc::clone(&mapping);
+        let (ours, client) = UnixStream::pair().unwrap();
+        let guard = Guard::new(&mapping, &Eviction::new(Arc::default(), &ours)).unwrap();
+        guard.outlive_client(mapping);
+        drop((ours, client));
+        sweep();
+        file.set_len(0).unwrap();
+        let _turn = TURN.lock();
+        let before = replaced();
+        assert_eq!(used.as_volatile_slice().read_obj::<u32>(1 << 12).unwrap(), 0);
+        assert_eq!(replaced(), before + 1);
+        // The mapping ends with its last user.
+        let gone = Arc::downgrade(&used);
+        drop(used);
+        sweep();
+        assert_eq!(gone.strong_count(), 0);
+    }
+
     /// Unmapping much memory takes long, and the thread may serve another device.
     #[test]
     fn a_gigabyte_is_replaced_at_a_time() {
@@ -302,7 +355,7 @@ mod tests {
         let guard = Guard::new(&mapping, &Eviction::new(Arc::default(), &ours)).unwrap();
         assert_eq!(find(start + 0x1fff).map(|found| (found.start, found.len)), Some((start, 4 << 12)));
         // The addresses behind the mapping may belong to another test, so only the slot of this one is checked.
-        assert_eq!(TABLE[guard.slot].around(start + (4 << 12)), None);
+        assert_eq!(TABLE[guard.claim.0].around(start + (4 << 12)), None);
         drop(guard);
         assert_eq!(find(start), None);
     }
