@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use pvrdma_base::DeviceLog;
 use pvrdma_guest_memory::{DmaSpace, DmaView, MemoryBudget, PinGuard};
 use pvrdma_pages::PageList;
-use pvrdma_roce::{EgressMarking, Origin};
+use pvrdma_roce::{EgressMarking, IcrcRule, Origin};
 use pvrdma_verbs::{DeviceContext, EventSink, Rules, VerbsError};
 use pvrdma_verbs_types::{Gid, GidType};
 
@@ -126,7 +126,7 @@ impl Adapter {
     /// Returns the source fields of frames that the device sends from a GID.
     pub(crate) fn origin(&self, source: BoundGid) -> Origin {
         let BoundGid { gid, kind, vlan } = source;
-        Origin { mac: self.point.mac, gid, kind, vlan, marks: self.marking }
+        Origin { mac: self.point.mac, gid, kind, vlan, marks: self.marking, icrc: IcrcRule::Always }
     }
 
     /// Returns an address with this GID for a peer of any kind: RoCE v2 without a VLAN.

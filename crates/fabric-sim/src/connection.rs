@@ -8,7 +8,7 @@ use pvrdma_link::Frames;
 use pvrdma_pacing::{Pacer, PeerWindows, RateLimiter, Runner, WindowShare};
 use pvrdma_packet::MacAddr;
 use pvrdma_roce::{
-    Congestion, EgressMarking, Handled, Origin, Path, ReorderBuffer, Requester, Responder, Tuning,
+    Congestion, EgressMarking, Handled, IcrcRule, Origin, Path, ReorderBuffer, Requester, Responder, Tuning,
     wire::{Ecn, MAX_FRAME, Packet},
 };
 use pvrdma_verbs_types::{
@@ -78,7 +78,7 @@ fn address(host: usize) -> (MacAddr, Gid) {
 fn end(setup: &Setup, [own, peer]: [usize; 2], [qpn, dest_qpn]: [Qpn; 2]) -> (QpAttrs, Option<Path>) {
     let ((mac, gid), (dmac, dgid)) = (address(own), address(peer));
     let marks = EgressMarking { ecn: setup.congestion.is_some(), ..EgressMarking::default() };
-    let origin = Origin { mac, gid, kind: GidType::RoceV2, vlan: None, marks };
+    let origin = Origin { mac, gid, kind: GidType::RoceV2, vlan: None, marks, icrc: IcrcRule::Always };
     let av = AddressVector { dgid, dmac, hop_limit: 64, ..AddressVector::default() };
     let attrs = QpAttrs {
         state: QpState::Rts,

@@ -36,8 +36,8 @@ pub enum DropReason {
 #[inline]
 pub fn admit(packet: &Packet<'_>, qp_type: QpType) -> Result<&'static OpcodeInfo, DropReason> {
     match qp_type {
-        QpType::Rc => admit_service(packet, Service::Rc),
-        QpType::Ud | QpType::Gsi => admit_service(packet, Service::Ud),
+        QpType::Rc => admit_service(packet, packet.verify(), Service::Rc),
+        QpType::Ud | QpType::Gsi => admit_service(packet, packet.verify(), Service::Ud),
     }
 }
 
@@ -47,11 +47,16 @@ pub fn admit(packet: &Packet<'_>, qp_type: QpType) -> Result<&'static OpcodeInfo
 /// The reason to drop the packet.
 #[inline]
 pub fn admit_notification(packet: &Packet<'_>) -> Result<&'static OpcodeInfo, DropReason> {
-    admit_service(packet, Service::Congestion)
+    admit_service(packet, packet.verify(), Service::Congestion)
 }
 
-fn admit_service(packet: &Packet<'_>, service: Service) -> Result<&'static OpcodeInfo, DropReason> {
-    packet.verify()?;
+/// Validates a packet of this service with these results of its checksums.
+fn admit_service(
+    packet: &Packet<'_>,
+    verified: Result<(), CrcError>,
+    service: Service,
+) -> Result<&'static OpcodeInfo, DropReason> {
+    verified?;
     let bth = &packet.header.bth;
     if bth.version != 0 {
         return Err(DropReason::Version);
@@ -63,13 +68,14 @@ fn admit_service(packet: &Packet<'_>, service: Service) -> Result<&'static Opcod
     Ok(info)
 }
 
-/// Does the same as [`admit`] for the connected QP `local`, whose packets must come from its peer's address.
+/// Does the same as [`admit`] for the connected QP `local`, whose packets must come from its peer's address. The rule
+/// of the path decides if a packet without an ICRC is accepted ([`Path::verify`]).
 ///
 /// # Errors
 /// The reason to drop the packet.
 #[inline]
 pub fn admit_connected(packet: &Packet<'_>, local: Qpn, path: &Path) -> Result<&'static OpcodeInfo, DropReason> {
-    let info = admit(packet, QpType::Rc)?;
+    let info = admit_service(packet, path.verify(packet), Service::Rc)?;
     if packet.header.bth.destination != local || !path.leads_back(packet) {
         return Err(DropReason::Address);
     }

@@ -25,7 +25,8 @@
 //! executed are not retransmitted; responses of an RDMA READ are accepted in any order, and only the missing ones are
 //! requested again; and the ACK timeout backs off. A responder may buffer out-of-order packets ([`ReorderBuffer`]): the
 //! requester notices this, and retransmits only the missing packets. Two endpoints of this crate agree, in reserved
-//! bits of the BTH, that a NAK reports which packets have arrived after the one that it names ([`wire::SackMap`]).
+//! bits of the BTH, that a NAK reports which packets have arrived after the one that it names ([`wire::SackMap`]). If
+//! the administrators of both ends permit it ([`IcrcRule`]), they also leave the ICRC out.
 //! Large reads are split into requests of a bounded length ([`Tuning::read_chunk`]), so that a responder that sends a
 //! whole response in one burst does not overrun the requester.
 //!
@@ -76,7 +77,7 @@ pub mod wire;
 pub use datagram::{Datagram, DatagramSender};
 pub use dcqcn::{Congestion, MEGABIT, ReactionPoint};
 pub use filter::{DropReason, admit, admit_connected, admit_notification};
-pub use path::{EgressMarking, Origin, Path, PathInspect, datagram_traffic_class};
+pub use path::{EgressMarking, IcrcRule, Origin, Path, PathInspect, datagram_traffic_class};
 pub use quiet::Quiet;
 pub use requester::inspect::{RequesterInspect, RunningTimer, SendWait};
 pub use requester::packet_plan::{PacketPlan, SizedWr};

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::dcqcn::Congestion;
 use crate::wire::{
-    Bth, BuildError, Ecn, Extension, FrameWriter, Grh, Header, Ipv4, Ipv6, Network, Opcode, Packet, Udp,
+    Bth, BuildError, CrcError, Ecn, Extension, FrameWriter, Grh, Header, Ipv4, Ipv6, Network, Opcode, Packet, Udp,
     connected_flow_label, connected_source_port, datagram_source_port,
 };
 
@@ -42,6 +42,19 @@ pub struct Origin {
     pub vlan: Option<u16>,
     /// Marking of outgoing packets.
     pub marks: EgressMarking,
+    /// Use of the ICRC by connections.
+    pub icrc: IcrcRule,
+}
+
+/// Use of the ICRC by the connections of a device. It is a decision of the administrator, which no peer can change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum IcrcRule {
+    /// Every packet has an ICRC, and packets with a wrong one are dropped.
+    #[default]
+    Always,
+    /// Two ends with this rule leave the ICRC out ([`crate::wire::REQUEST_WITHOUT_ICRC`]). Permitted only if the link
+    /// has an integrity check of its own, or is trusted.
+    UnlessAgreed,
 }
 
 /// Information for switches in packets, besides the traffic class that the consumer chose.
@@ -58,6 +71,7 @@ pub struct EgressMarking {
 pub struct Path {
     ethernet: Ethernet,
     network: Network,
+    icrc: IcrcRule,
 }
 
 /// Endpoints of a path.
@@ -116,7 +130,9 @@ impl Path {
             service_level: to.service_level,
             dmac: to.dmac,
         };
-        Self::new(origin, &av, datagram_source_port(local))
+        // The sender and the receiver of a datagram have agreed on nothing.
+        let origin = Origin { icrc: IcrcRule::Always, ..*origin };
+        Self::new(&origin, &av, datagram_source_port(local))
     }
 
     fn new(origin: &Origin, av: &AddressVector, source_port: u16) -> Option<Self> {
@@ -143,7 +159,26 @@ impl Path {
         // The service level selects the traffic class of a lossless network for a tagged frame.
         let vid = origin.vlan.or(if origin.marks.priority_tags { Some(0) } else { None });
         let vlan = vid.map(|vid| Vlan { pcp: av.service_level & 7, dei: false, vid });
-        Some(Self { ethernet: Ethernet { destination: av.dmac, source: origin.mac, vlan }, network })
+        let ethernet = Ethernet { destination: av.dmac, source: origin.mac, vlan };
+        Some(Self { ethernet, network, icrc: origin.icrc })
+    }
+
+    /// Returns `true` if the ICRC may be left out on this path, in agreement with the peer.
+    #[inline]
+    pub const fn may_omit_icrc(&self) -> bool {
+        matches!(self.icrc, IcrcRule::UnlessAgreed)
+    }
+
+    /// Verifies the checksums of a packet of the peer, by the rule of this path.
+    ///
+    /// # Errors
+    /// The check that failed.
+    #[inline]
+    pub fn verify(&self, packet: &Packet<'_>) -> Result<(), CrcError> {
+        match self.icrc {
+            IcrcRule::Always => packet.verify(),
+            IcrcRule::UnlessAgreed => packet.verify_unless_omitted(),
+        }
     }
 
     /// Starts a frame with `payload_len` bytes of payload. `ident` is the last IPv4 identification of this sender.

@@ -12,7 +12,7 @@ use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
 use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock;
 use pvrdma_packet::MacAddr;
 use pvrdma_roce::{
-    Congestion, DatagramSender, EgressMarking, Origin, Path, Requester, Responder, Tuning,
+    Congestion, DatagramSender, EgressMarking, IcrcRule, Origin, Path, Requester, Responder, Tuning,
     wire::{MAX_FRAME, Packet},
 };
 use pvrdma_verbs_types::{
@@ -38,6 +38,7 @@ pub(super) fn every_encapsulation() -> Result<Vec<(String, Vec<Vec<u8>>)>> {
                 kind,
                 vlan,
                 marks: EgressMarking { priority_tags: false, ecn: true },
+                icrc: IcrcRule::Always,
             };
             let tag = if vlan.is_some() { "-tagged" } else { "" };
             let frames = operations(origin(1), origin(2)).with_context(|| format!("{name}{tag}"))?;

@@ -25,7 +25,7 @@ impl Requester {
             self.stats.stale += 1;
             return;
         }
-        self.sack.on_response(packet.header.bth.reserved7);
+        self.omits_icrc = self.sack.on_response(packet.header.bth.reserved7) && self.path.may_omit_icrc();
         self.on_response_path(packet);
         match (operation, packet.header.extension) {
             (Some(Operation::ReadResponse), _) => self.read_response(now, seq, packet, ops),

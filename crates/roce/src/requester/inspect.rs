@@ -70,6 +70,8 @@ pub struct RequesterInspect {
     pub peer_reorders: bool,
     /// The peer reports the packets that it keeps after a gap (selective acknowledgements).
     pub sack: bool,
+    /// New packets leave without an ICRC, because both ends agreed on that.
+    pub omits_icrc: bool,
     /// PSNs that the peer keeps after a gap now.
     pub sacked: u64,
     /// Running timers.
@@ -123,6 +125,7 @@ impl Requester {
             backoff: self.recovery.backoff,
             peer_reorders: self.recovery.peer_reorders,
             sack: self.sack == Sack::On,
+            omits_icrc: self.omits_icrc,
             sacked: self.scoreboard.received(),
             timers: running
                 .map(|(timer, at)| RunningTimer { timer, due_in_us: micros(at.saturating_sub(now)) })

@@ -151,6 +151,8 @@ pub struct RequesterStats {
     pub rehashed: u64,
     /// Responses that belonged to no outstanding request.
     pub stale: u64,
+    /// Packets sent without an ICRC. Not saved.
+    pub without_icrc: u64,
 }
 
 /// The requester half of a connected QP.
@@ -176,6 +178,8 @@ pub struct Requester {
     ack_policy: AckPolicy,
     recovery: LossRecovery,
     sack: Sack,
+    /// The newest response permits requests without an ICRC.
+    omits_icrc: bool,
     scoreboard: Scoreboard,
     multipath: Multipath,
     timers: TimerTable,
@@ -207,6 +211,7 @@ impl Requester {
             ack_policy: AckPolicy::default(),
             recovery: LossRecovery::new(tuning.window, attrs.retry_cnt, attrs.rnr_retry),
             sack: if tuning.negotiate { Sack::Offered } else { Sack::Off },
+            omits_icrc: false,
             scoreboard: Scoreboard::default(),
             multipath: Multipath::new(
                 tuning.multipath,
@@ -244,6 +249,7 @@ impl Requester {
         self.attrs = QpAttrs { timeout, retry_cnt, rnr_retry, max_rd_atomic, ..self.attrs };
         self.path = path;
         self.path.turn(self.multipath.entropy());
+        self.omits_icrc &= path.may_omit_icrc();
         self.recovery.retries = self.recovery.retries.min(retry_cnt);
         self.recovery.rnr_retries = self.recovery.rnr_retries.min(rnr_retry);
     }

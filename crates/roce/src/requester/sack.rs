@@ -1,8 +1,8 @@
-//! Agreement with the responder on selective acknowledgements.
+//! Agreement with the responder on selective acknowledgements, and on packets without an ICRC.
 
 use pvrdma_saved_state::roce::Agreement;
 
-use crate::wire::{ACCEPT, OFFER};
+use crate::wire::{ACCEPT_WITHOUT_ICRC, OFFER, REQUEST_WITHOUT_ICRC, agreement::accepts};
 
 /// State of the agreement on selective acknowledgements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,17 +32,23 @@ impl Sack {
         }
     }
 
-    /// Value of the reserved bits of requests.
+    /// Value of the reserved bits of requests. `may_omit_icrc`: the rule of the path permits packets without an ICRC.
     #[inline]
-    pub(super) const fn offer(self) -> u8 {
-        if matches!(self, Self::Offered) { OFFER } else { 0 }
+    pub(super) const fn request_bits(self, may_omit_icrc: bool) -> u8 {
+        match self {
+            Self::Offered => OFFER,
+            Self::On if may_omit_icrc => REQUEST_WITHOUT_ICRC,
+            Self::On | Self::Off => 0,
+        }
     }
 
-    /// Handles the reserved bits of a response. The first response decides.
+    /// Handles the reserved bits of a response. The first response decides on selective acknowledgements. Returns
+    /// `true` if the responder accepts requests without an ICRC until its next response.
     #[inline]
-    pub(super) const fn on_response(&mut self, reserved7: u8) {
+    pub(super) const fn on_response(&mut self, reserved7: u8) -> bool {
         if matches!(self, Self::Offered) {
-            *self = if reserved7 == ACCEPT { Self::On } else { Self::Off };
+            *self = if accepts(reserved7) { Self::On } else { Self::Off };
         }
+        matches!(self, Self::On) && reserved7 == ACCEPT_WITHOUT_ICRC
     }
 }

@@ -42,6 +42,7 @@ impl Requester {
             ack_policy: _,
             recovery,
             sack,
+            omits_icrc: _,
             scoreboard: _,
             multipath,
             timers,
@@ -201,6 +202,7 @@ const fn save_stats(stats: &RequesterStats) -> saved::RequesterStats {
         rnr_naks,
         rehashed,
         stale,
+        without_icrc: _,
     } = *stats;
     saved::RequesterStats {
         packets,
@@ -237,5 +239,6 @@ const fn restore_stats(stats: saved::RequesterStats) -> RequesterStats {
         rnr_naks,
         rehashed,
         stale,
+        without_icrc: 0,
     }
 }

@@ -239,14 +239,15 @@ impl Requester {
         let in_flight = self.in_flight() + Seq::from(plan.span);
         let after = self.snd.nxt + Seq::from(plan.span);
         let mut bth = Bth::new(plan.opcode, self.remote, wire_psn(self.snd.nxt));
-        bth.reserved7 = self.sack.offer();
+        bth.reserved7 = self.sack.request_bits(self.path.may_omit_icrc());
         bth.solicited = plan.solicited;
         bth.ack_request = plan.ends_message
             || plan.wants_data
             || self.ack_policy.is_due(self.recovery.window())
             || in_flight >= self.recovery.window().into();
         let len = plan.len as usize;
-        self.select_path(turn == Turn::Alone || self.snd.nxt < self.snd.max);
+        let repeated = turn == Turn::Alone || self.snd.nxt < self.snd.max;
+        self.select_path(repeated);
         let request = self.requests.get_mut(self.nxt_request)?;
         let mut frame = self.path.frame(&mut self.ident, bth, plan.extension, len, out).ok()?;
         if len > 0 && ops.gather(&request.wr.sges, plan.offset, frame.payload()).is_err() {
@@ -254,8 +255,11 @@ impl Requester {
             self.complete_done(ops);
             return None;
         }
-        let frame_len = frame.finish();
+        // A peer that has moved to a host with another rule accepts the retransmission, and its response says so.
+        let omits_icrc = self.omits_icrc && !repeated;
+        let frame_len = if omits_icrc { frame.finish_without_icrc() } else { frame.finish() };
 
+        self.stats.without_icrc += u64::from(omits_icrc);
         self.stats.packets += 1;
         if self.snd.nxt < self.snd.max {
             self.stats.retransmitted += 1;

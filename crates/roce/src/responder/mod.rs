@@ -1,6 +1,7 @@
 //! The responder of a reliable connection: executes requests in PSN order, each exactly once (IBA 9.7.5).
 
 mod execute;
+mod icrc;
 mod reorder;
 mod responses;
 mod save;
@@ -14,6 +15,7 @@ use serde::Serialize;
 
 use crate::path::{Path, entropy_of, mtu_bytes, packets};
 use crate::wire::{AGREED_RESOURCES, NakCode, OFFER, Operation, Packet, Reth, SackMap, Service, Syndrome};
+use icrc::IcrcAgreement;
 use responses::{ReadResponse, Response};
 
 pub use reorder::ReorderBuffer;
@@ -51,6 +53,8 @@ pub struct ResponderStats {
     pub refused: u64,
     /// Acknowledgements and responses sent.
     pub responses: u64,
+    /// Packets among them without an ICRC. Not saved.
+    pub without_icrc: u64,
 }
 
 /// A message with packets still to come.
@@ -103,6 +107,8 @@ pub struct ResponderInspect {
     nak_sent: NakSent,
     /// Selective acknowledgements: `off`, `ready` until the peer offers to take them, `on`.
     sack: Sack,
+    /// Responses leave without an ICRC, because both ends agreed on that.
+    pub omits_icrc: bool,
     /// Responses to be sent: ACKs, NAKs, and responses with data.
     pub pending_responses: usize,
     /// RDMA READs and atomics whose responses can be repeated.
@@ -142,6 +148,7 @@ pub struct Responder {
     /// agreed. The oldest is first.
     resources: VecDeque<Resource>,
     sack: Sack,
+    icrc: IcrcAgreement,
     /// Responses follow the path of requests among equal-cost paths, if the peer agreed.
     follows: bool,
     /// Source port of requests on the peer's own path.
@@ -177,6 +184,7 @@ impl Responder {
             responses: VecDeque::new(),
             resources: VecDeque::new(),
             sack: Sack::Off,
+            icrc: IcrcAgreement::default(),
             follows: false,
             peer_port: None,
             entropy: 0,
@@ -231,6 +239,7 @@ impl Responder {
             in_message: self.message.is_some(),
             nak_sent: self.nak_sent,
             sack: self.sack,
+            omits_icrc: self.icrc.omits(),
             pending_responses: self.responses.len(),
             resources: self.resources.len(),
             ended: self.ended,
@@ -249,6 +258,7 @@ impl Responder {
         self.attrs.max_dest_rd_atomic = attrs.max_dest_rd_atomic;
         self.path = path;
         self.path.turn(self.entropy);
+        self.icrc.limit(path.may_omit_icrc());
     }
 
     /// Switches to the path of a request.
@@ -284,6 +294,8 @@ impl Responder {
         if self.follows && self.sack == Sack::On {
             self.follow(packet);
         }
+        let may_omit = self.sack == Sack::On && self.path.may_omit_icrc();
+        self.icrc.on_request(bth, self.expected, may_omit);
         match bth.psn.since(self.expected) {
             0 => {}
             ahead if ahead > 0 => return self.gap(),

@@ -34,6 +34,7 @@ impl Responder {
             responses,
             resources,
             sack,
+            icrc: _,
             follows,
             peer_port,
             entropy: _,
@@ -208,11 +209,12 @@ fn restore_resource(resource: saved::Resource, mtu: Mtu) -> Result<Resource, Res
 }
 
 const fn save_stats(stats: &ResponderStats) -> saved::ResponderStats {
-    let ResponderStats { executed, duplicates, out_of_sequence, not_ready, refused, responses } = *stats;
+    let ResponderStats { executed, duplicates, out_of_sequence, not_ready, refused, responses, without_icrc: _ } =
+        *stats;
     saved::ResponderStats { executed, duplicates, out_of_sequence, not_ready, refused, responses }
 }
 
 const fn restore_stats(stats: saved::ResponderStats) -> ResponderStats {
     let saved::ResponderStats { executed, duplicates, out_of_sequence, not_ready, refused, responses } = stats;
-    ResponderStats { executed, duplicates, out_of_sequence, not_ready, refused, responses }
+    ResponderStats { executed, duplicates, out_of_sequence, not_ready, refused, responses, without_icrc: 0 }
 }

@@ -7,7 +7,8 @@ use super::responses::{ReadResponse, Response};
 use super::{NakSent, Responder, SEQUENCE_ERROR, Sack};
 use crate::path::Path;
 use crate::wire::{
-    ACCEPT, Aeth, AtomicAckEth, Bth, Extension, NakCode, Opcode, Packet, Position, Reth, SackMap, Service, Syndrome,
+    ACCEPT, ACCEPT_WITHOUT_ICRC, Aeth, AtomicAckEth, Bth, Extension, FrameWriter, NakCode, Opcode, Packet, Position,
+    Reth, SackMap, Service, Syndrome,
 };
 
 impl Responder {
@@ -168,18 +169,23 @@ impl Responder {
         let bth = self.bth(Opcode::ACKNOWLEDGE, psn);
         let mut frame = self.path.frame(&mut self.ident, bth, Extension::Aeth(aeth), map.wire_len(), out).ok()?;
         map.write(frame.payload());
-        Some(frame.finish())
+        Some(finish(frame, self.icrc.omits(), &mut self.stats.without_icrc))
     }
 
     fn bth(&self, opcode: Opcode, psn: Psn) -> Bth {
-        let reserved7 = if self.sack == Sack::On { ACCEPT } else { 0 };
+        let reserved7 = match self.sack {
+            Sack::On if self.icrc.omits() => ACCEPT_WITHOUT_ICRC,
+            Sack::On => ACCEPT,
+            Sack::Off | Sack::Ready => 0,
+        };
         Bth { reserved7, ..Bth::new(opcode, self.remote, psn) }
     }
 
     /// Writes a packet without payload.
     fn small(&mut self, opcode: Opcode, psn: Psn, extension: Extension, out: &mut [u8]) -> Option<usize> {
         let bth = self.bth(opcode, psn);
-        Some(self.path.frame(&mut self.ident, bth, extension, 0, out).ok()?.finish())
+        let frame = self.path.frame(&mut self.ident, bth, extension, 0, out).ok()?;
+        Some(finish(frame, self.icrc.omits(), &mut self.stats.without_icrc))
     }
 
     /// Writes the next response packet of a READ, and updates the remaining part. Returns `None` if the memory is gone;
@@ -223,6 +229,17 @@ impl Responder {
         }
         let reth = Reth { address: read.reth.address.wrapping_add(len.into()), length: left, ..read.reth };
         let rest = ReadResponse { psn: read.psn.plus(1), reth, starts: false, ..read };
-        Some((frame.finish(), (left > 0).then_some(rest)))
+        let frame_len = finish(frame, self.icrc.omits(), &mut self.stats.without_icrc);
+        Some((frame_len, (left > 0).then_some(rest)))
     }
+}
+
+/// Finishes a response, with an ICRC unless both ends agreed to leave it out. Counts those without. Returns the length
+/// of the frame in bytes.
+fn finish(frame: FrameWriter<'_>, omits_icrc: bool, count: &mut u64) -> usize {
+    if !omits_icrc {
+        return frame.finish();
+    }
+    *count += 1;
+    frame.finish_without_icrc()
 }

@@ -63,7 +63,10 @@ impl fmt::Display for Extension {
 impl fmt::Display for Packet<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} len {}", self.header, self.payload.len())?;
-        match self.verify() {
+        if self.omits_icrc() {
+            f.write_str(" (no ICRC)")?;
+        }
+        match self.verify_unless_omitted() {
             Ok(()) => Ok(()),
             Err(damage) => write!(f, " ({damage})"),
         }
@@ -75,6 +78,7 @@ mod tests {
     use pvrdma_packet::{Ethernet, Vlan};
     use pvrdma_verbs_types::{Gid, Psn, Qpn};
 
+    use super::super::agreement::REQUEST_WITHOUT_ICRC;
     use super::super::bth::Bth;
     use super::super::frame::build;
     use super::super::{
@@ -97,6 +101,14 @@ mod tests {
         assert_eq!(Packet::parse(&frame).unwrap().to_string(), format!("{plain} len 3"));
         *frame.last_mut().unwrap() ^= 1;
         assert_eq!(Packet::parse(&frame).unwrap().to_string(), format!("{plain} len 3 (bad ICRC)"));
+        // Zeros in place of the ICRC are damage, except with the bits of the agreement.
+        for (reserved7, shown) in [(0, " (bad ICRC)"), (REQUEST_WITHOUT_ICRC, " (no ICRC)")] {
+            header.bth.reserved7 = reserved7;
+            let mut frame = build(&header, b"abc").unwrap();
+            frame.last_chunk_mut::<4>().unwrap().fill(0);
+            assert_eq!(Packet::parse(&frame).unwrap().to_string(), format!("{plain} len 3{shown}"));
+        }
+        header.bth.reserved7 = 0;
         // Optional parts are shown only if they are present.
         header.ethernet.vlan = Some(Vlan { pcp: 3, dei: false, vid: 42 });
         header.network = Network::V1(Grh { traffic_class: 0x1a, source: Gid([0; 16]), ..Grh::default() });

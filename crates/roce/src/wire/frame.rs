@@ -143,6 +143,15 @@ impl<'b> FrameWriter<'b> {
         }
         total
     }
+
+    /// Appends zero pad bytes, and zeros in place of the ICRC. Returns the length of the frame in bytes. Only a peer
+    /// that agreed accepts the packet ([`super::agreement`]).
+    #[inline]
+    pub fn finish_without_icrc(self) -> usize {
+        let Self { payload, tail, header_len, icrc: _ } = self;
+        tail.fill(0);
+        header_len + payload.len() + tail.len()
+    }
 }
 
 /// Builds a complete frame.

@@ -16,6 +16,7 @@
 //! Not supported: VLAN stacking, IPv4 options and fragments, the RD and XRC transports.
 
 mod aeth;
+pub(crate) mod agreement;
 mod atomic_ack_eth;
 mod atomic_eth;
 mod bth;
@@ -39,6 +40,7 @@ mod sack;
 mod udp;
 
 pub use aeth::{Aeth, NakCode, Syndrome, rnr_delay};
+pub use agreement::{ACCEPT, ACCEPT_WITHOUT_ICRC, OFFER, REQUEST_WITHOUT_ICRC};
 pub use atomic_ack_eth::AtomicAckEth;
 pub use atomic_eth::AtomicEth;
 pub use bth::{Bth, DEFAULT_PKEY, pkey_matches};
@@ -57,5 +59,5 @@ pub use ipv6::Ipv6;
 pub use opcode::{Opcode, OpcodeInfo, Operation, PayloadRule, Position, Service, Shape};
 pub use packet::{Header, Network, Packet};
 pub use reth::Reth;
-pub use sack::{ACCEPT, AGREED_RESOURCES, OFFER, SackMap};
+pub use sack::{AGREED_RESOURCES, SackMap};
 pub use udp::{Udp, connected_flow_label, connected_source_port, datagram_source_port};

@@ -6,6 +6,7 @@ use pvrdma_packet::{
 };
 use pvrdma_verbs_types::{Gid, NetworkType};
 
+use super::agreement::{ACCEPT_WITHOUT_ICRC, REQUEST_WITHOUT_ICRC};
 use super::bth::Bth;
 use super::error::{CrcError, ParseError};
 use super::extension::Extension;
@@ -13,7 +14,7 @@ use super::grh::Grh;
 use super::icrc::Icrc;
 use super::ipv4::{Ecn, Ipv4, mapped};
 use super::ipv6::Ipv6;
-use super::opcode::Shape;
+use super::opcode::{Service, Shape};
 use super::udp::Udp;
 
 /// Network header, and UDP header if there is one.
@@ -175,6 +176,36 @@ impl<'a> Packet<'a> {
         };
         icrc.update(self.covered);
         icrc.finish()
+    }
+
+    /// Returns `true` if the packet has zeros in place of an ICRC, and the bits with which two ends agree on that
+    /// ([`super::agreement`]). The sender alone chooses both, so the receiver must also permit it.
+    #[inline]
+    pub fn omits_icrc(&self) -> bool {
+        if self.icrc != [0; Icrc::LEN] {
+            return false;
+        }
+        let bth = &self.header.bth;
+        let agreed = match bth.opcode.info() {
+            Some(info) if info.service == Service::Rc && info.operation.is_response() => ACCEPT_WITHOUT_ICRC,
+            Some(info) if info.service == Service::Rc => REQUEST_WITHOUT_ICRC,
+            _ => return false,
+        };
+        bth.reserved7 == agreed
+    }
+
+    /// Does the same as [`Self::verify`] on a path whose administrator permits packets without an ICRC: such packets
+    /// are accepted from a peer that uses the agreement.
+    ///
+    /// # Errors
+    /// The check that failed.
+    #[inline]
+    pub fn verify_unless_omitted(&self) -> Result<(), CrcError> {
+        match self.omits_icrc() {
+            true if self.udp_checksum_is_good() => Ok(()),
+            true => Err(CrcError::UdpChecksum),
+            false => self.verify(),
+        }
     }
 
     /// Verifies the checksums of the packet. Before this, its contents must not be trusted.

@@ -1,4 +1,5 @@
-//! Selective acknowledgements: an extension of this implementation, negotiated in reserved bits of the BTH.
+//! Selective acknowledgements: an extension of this implementation, negotiated in reserved bits of the BTH
+//! ([`super::agreement`]).
 //!
 //! A sequence NAK names one missing packet. Between two endpoints that agreed, its payload reports the packets that
 //! have arrived after that one, so that all missing packets can be retransmitted in one round trip (RFC 2018 does this
@@ -6,18 +7,8 @@
 //!
 //! A sequence NAK without a map says that nothing is kept after the missing packet, whatever earlier ones reported. A
 //! responder that loses its reorder buffer sends one, and the requester goes back to that packet without using a retry.
-//!
-//! The negotiation uses the seven reserved bits of byte 8 of the BTH, which are covered by the ICRC and ignored by all
-//! receivers (IBA 9.2). A requester sets [`OFFER`] in its requests until the first response arrives. A responder that
-//! supports the extension sets [`ACCEPT`] in all its responses from then on. A first response without it ends the
-//! negotiation.
 
 use pvrdma_verbs_types::Psn;
-
-/// [`super::Bth::reserved7`] of the first requests of a requester that accepts selective acknowledgements.
-pub const OFFER: u8 = 0x2d;
-/// [`super::Bth::reserved7`] of the responses of a responder that sends them.
-pub const ACCEPT: u8 = 0x53;
 
 /// Minimum number of READs and atomics whose responses an agreed responder can repeat. While responses of earlier ones
 /// are missing, its peer starts more than it may have outstanding, so a loss costs only the lost packet.

@@ -1,7 +1,7 @@
 //! Datagrams: comparison with captured ones, and reasons for drops.
 
 use pvrdma_roce::{
-    Datagram, DatagramSender, DropReason, EgressMarking, Origin, Path, admit,
+    Datagram, DatagramSender, DropReason, EgressMarking, IcrcRule, Origin, Path, admit,
     wire::{CrcError, Extension, Header, MAX_FRAME, Network, Opcode, Packet, build},
 };
 use pvrdma_verbs_types::{
@@ -37,6 +37,8 @@ fn origin(header: &Header) -> Origin {
         kind: GidType::RoceV2,
         vlan: header.ethernet.vlan_id(),
         marks: EgressMarking::default(),
+        // Datagrams have an ICRC in any case.
+        icrc: IcrcRule::UnlessAgreed,
     }
 }
 

@@ -1,11 +1,11 @@
-//! Two ends that may negotiate selective acknowledgements, with a forger between them. It drops, repeats, delays, edits
-//! and invents packets with a valid ICRC, as a script of bytes says. The fuzzer `fuzz_selective` generates such
-//! scripts.
+//! Two ends that may negotiate selective acknowledgements and packets without an ICRC, with a forger between them. It
+//! drops, repeats, delays, edits and invents packets with a valid ICRC, or without one, as a script of bytes says. The
+//! fuzzer `fuzz_selective` generates such scripts.
 
 use std::time::Duration;
 
 use pvrdma_roce::{
-    Tuning,
+    IcrcRule, Tuning,
     wire::{
         AGREED_RESOURCES, Aeth, Bth, Extension, Header, MAX_FRAME, NakCode, Opcode, Packet, SackMap, Syndrome, build,
     },
@@ -86,9 +86,11 @@ struct Play {
     /// Forged packets contain no false statements: no acknowledgement of packets that were not executed, and no false
     /// data.
     honest: bool,
+    /// An end permits packets without an ICRC.
+    omits: bool,
 }
 
-fn setup(negotiate: bool) -> Setup {
+fn setup(negotiate: bool, icrc: IcrcRule) -> Setup {
     let base = Setup::default();
     let attrs = QpAttrs {
         path_mtu: Mtu::M256,
@@ -97,12 +99,14 @@ fn setup(negotiate: bool) -> Setup {
         max_dest_rd_atomic: RESOURCES,
         ..base.attrs
     };
-    Setup { attrs, tuning: Tuning::default().with_negotiate(negotiate).with_multipath(true), ..base }
+    Setup { attrs, tuning: Tuning::default().with_negotiate(negotiate).with_multipath(true), icrc, ..base }
 }
 
 impl Play {
     fn new(choice: u8) -> Self {
-        let mut ends = [End::new(&setup(choice & 1 == 0), 1, 2), End::new(&setup(choice & 2 == 0), 2, 1)];
+        let rule = |bit: u8| if choice & bit == 0 { IcrcRule::Always } else { IcrcRule::UnlessAgreed };
+        let setups = [setup(choice & 1 == 0, rule(0x40)), setup(choice & 2 == 0, rule(0x80))];
+        let mut ends = [End::new(&setups[0], 1, 2), End::new(&setups[1], 2, 1)];
         for (side, end) in ends.iter_mut().enumerate() {
             end.keeps = choice >> (4 + side) & 1 == 0;
         }
@@ -115,6 +119,7 @@ impl Play {
             receives: [0; 2],
             templates: [None; 2],
             honest: choice & 4 == 0,
+            omits: choice & 0xc0 != 0,
         }
     }
 
@@ -242,8 +247,9 @@ impl Play {
         let (mut header, mut payload) = (packet.header, packet.payload.to_vec());
         let is_nak = matches!(header.extension, Extension::Aeth(_)) && header.bth.opcode == Opcode::ACKNOWLEDGE;
         match what % 8 {
-            // The bits that negotiate selective acknowledgements.
+            // The bits of the negotiation.
             0 => header.bth.reserved7 = value,
+            1 if self.omits => header.bth.reserved7 = [0, 0x2d, 0x53, 0x36, 0x65][usize::from(value % 5)],
             1 => header.bth.reserved7 = [0, 0x2d, 0x53][usize::from(value % 3)],
             // The packets that a NAK reports as received.
             2 if is_nak => payload.iter_mut().step_by(1 + usize::from(value % 5)).for_each(|byte| *byte ^= value),
@@ -260,6 +266,13 @@ impl Play {
         }
         if let Ok(forged) = build(&header, &payload) {
             *frame = forged;
+            // The packet has no ICRC.
+            if self.omits
+                && what & 0x80 != 0
+                && let Some(icrc) = frame.last_chunk_mut::<4>()
+            {
+                icrc.fill(0);
+            }
         }
     }
 
@@ -285,7 +298,11 @@ impl Play {
             }
         }
         let mut bth = Bth::new(Opcode::ACKNOWLEDGE, template.bth.destination, psn);
-        bth.reserved7 = if kind & 0x80 == 0 { 0x53 } else { 0 };
+        bth.reserved7 = match kind >> 6 {
+            0 => 0x53,
+            1 => 0x65,
+            _ => 0,
+        };
         let extension = Extension::Aeth(Aeth { syndrome, msn: 0 });
         let mut payload = vec![0; map.wire_len()];
         for distance in map.distances() {

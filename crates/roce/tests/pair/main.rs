@@ -29,3 +29,4 @@ mod saved;
 mod simulation;
 mod slow_line;
 mod strict;
+mod without_icrc;

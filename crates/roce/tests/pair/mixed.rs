@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use pvrdma_roce::Tuning;
+use pvrdma_roce::{IcrcRule, Tuning};
 use pvrdma_verbs_types::{
     GidType, Mtu, Psn, QpAttrs, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
@@ -216,6 +216,7 @@ pub(crate) fn setup(random: &mut Random) -> Setup {
         ipv4: random.chance(500),
         vlan: random.chance(300).then_some(42),
         ecn: false,
+        icrc: IcrcRule::Always,
     }
 }
 
@@ -225,9 +226,23 @@ fn scenario(seed: u64, faults: Option<Faults>, late: bool) -> u64 {
 }
 
 /// The same with something that happens before each step.
-pub(crate) fn scenario_with(seed: u64, faults: Option<Faults>, late: bool, mut before: impl FnMut(&mut Pair)) -> u64 {
+pub(crate) fn scenario_with(seed: u64, faults: Option<Faults>, late: bool, before: impl FnMut(&mut Pair)) -> u64 {
+    let pair = scenario_of(seed, [IcrcRule::Always; 2], faults, late, before);
+    pair.ends.iter().map(|end| end.requester.stats().retransmitted).sum()
+}
+
+/// The same between ends with these rules for the ICRC. Returns the pair at the end.
+pub(crate) fn scenario_of(
+    seed: u64,
+    rules: [IcrcRule; 2],
+    faults: Option<Faults>,
+    late: bool,
+    mut before: impl FnMut(&mut Pair),
+) -> Pair {
     let mut random = Random(seed);
-    let mut pair = Pair::new(&setup(&mut random), random.next());
+    let base = setup(&mut random);
+    let [one, other] = rules.map(|icrc| Setup { icrc, ..base });
+    let mut pair = Pair::between([&one, &other], random.next());
     let lossless = faults.is_none();
     pair.faults = faults.unwrap_or_default();
     pair.ends.iter_mut().for_each(|end| end.keeps = random.chance(500));
@@ -271,7 +286,7 @@ pub(crate) fn scenario_with(seed: u64, faults: Option<Faults>, late: bool, mut b
         let [first, second] = &pair.ends;
         check(seed, [first, second], from, direction);
     }
-    pair.ends.iter().map(|end| end.requester.stats().retransmitted).sum()
+    pair
 }
 
 pub(crate) fn check(seed: u64, ends: [&End; 2], from: usize, direction: &Direction) {

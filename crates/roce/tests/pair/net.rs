@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use pvrdma_packet::MacAddr;
 use pvrdma_roce::{
-    EgressMarking, Handled, Origin, Path, ReorderBuffer, Requester, Responder, Tuning, admit_connected,
+    DropReason, EgressMarking, Handled, IcrcRule, Origin, Path, ReorderBuffer, Requester, Responder, Tuning,
+    admit_connected,
     saved::RestoreError,
     wire::{MAX_FRAME, Packet},
 };
@@ -58,6 +59,8 @@ pub(crate) struct Setup {
     pub(crate) vlan: Option<u16>,
     /// Both ends react to congestion, and announce that they do.
     pub(crate) ecn: bool,
+    /// Rule of both ends for the ICRC.
+    pub(crate) icrc: IcrcRule,
 }
 
 impl Default for Setup {
@@ -75,7 +78,8 @@ impl Default for Setup {
             rnr_retry: 7,
             ..QpAttrs::default()
         };
-        Self { attrs, tuning: Tuning::default(), kind: GidType::RoceV2, ipv4: true, vlan: None, ecn: false }
+        let (tuning, icrc) = (Tuning::default(), IcrcRule::Always);
+        Self { attrs, tuning, kind: GidType::RoceV2, ipv4: true, vlan: None, ecn: false, icrc }
     }
 }
 
@@ -90,6 +94,9 @@ pub(crate) struct End {
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
     pub(crate) host: Host,
+    /// Damaged packets, and packets that passed all checks without an ICRC.
+    pub(crate) damaged: u64,
+    pub(crate) without_icrc: u64,
     /// Frames that arrived and were not handled.
     arrived: VecDeque<Vec<u8>>,
     /// The responder keeps packets behind a gap, in `reorder`.
@@ -113,6 +120,7 @@ fn origin(setup: &Setup, end: u8) -> Origin {
         kind: setup.kind,
         vlan: setup.vlan,
         marks: EgressMarking { ecn: setup.ecn, ..EgressMarking::default() },
+        icrc: setup.icrc,
     }
 }
 
@@ -165,6 +173,8 @@ impl End {
             requester: Requester::new(&attrs, path, setup.tuning),
             responder: if setup.tuning.multipath { responder.following_paths() } else { responder },
             host,
+            damaged: 0,
+            without_icrc: 0,
             arrived: VecDeque::new(),
             keeps: false,
             reorder: ReorderBuffer::new(),
@@ -226,6 +236,13 @@ impl End {
         Ok(())
     }
 
+    /// Changes the path, as a modify request does.
+    pub(crate) fn set_path(&mut self, path: Path) {
+        self.path = path;
+        self.requester.set_attrs(&self.attrs, path);
+        self.responder.set_attrs(&self.attrs, path);
+    }
+
     /// Packets that it keeps behind a gap.
     pub(crate) fn kept(&self) -> usize {
         self.reorder.packets()
@@ -244,7 +261,10 @@ impl End {
     pub(crate) fn handle(&mut self, now: Duration) {
         while let Some(frame) = self.arrived.pop_front() {
             let Ok(packet) = Packet::parse(&frame) else { continue };
-            let Ok(info) = admit_connected(&packet, self.qpn, &self.path) else { continue };
+            let admitted = admit_connected(&packet, self.qpn, &self.path);
+            self.damaged += u64::from(matches!(admitted, Err(DropReason::Damaged(_))));
+            let Ok(info) = admitted else { continue };
+            self.without_icrc += u64::from(packet.omits_icrc());
             if self.deaf {
                 continue;
             }
@@ -300,9 +320,14 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) fn new(setup: &Setup, seed: u64) -> Self {
+        Self::between([setup, setup], seed)
+    }
+
+    /// A pair of ends with separate setups.
+    pub(crate) fn between([one, other]: [&Setup; 2], seed: u64) -> Self {
         Self {
             now: Duration::from_secs(1),
-            ends: [End::new(setup, 1, 2), End::new(setup, 2, 1)],
+            ends: [End::new(one, 1, 2), End::new(other, 2, 1)],
             faults: Faults::default(),
             random: Random(seed),
             frames: [Vec::new(), Vec::new()],

@@ -9,7 +9,7 @@ mod packets;
 mod requester;
 
 use pvrdma_roce::{
-    EgressMarking, Handled, Origin, Path, Responder, admit_connected,
+    EgressMarking, Handled, IcrcRule, Origin, Path, Responder, admit_connected,
     wire::{Aeth, Extension, Header, MAX_FRAME, Network, Packet, Service},
 };
 use pvrdma_verbs_types::{Access, AddressVector, GidType, Mtu, Psn, QpAttrs, Qpn};
@@ -84,6 +84,7 @@ fn receiver_of(packet: &Packet<'_>, sender: Qpn, mtu: Mtu, flow_label: u32) -> (
         kind: GidType::RoceV2,
         vlan: ethernet.vlan_id(),
         marks: EgressMarking::default(),
+        icrc: IcrcRule::Always,
     };
     let attrs = QpAttrs {
         path_mtu: mtu,
