@@ -24,6 +24,7 @@ use crate::own_thread::OwnThread;
 use crate::paused::Paused;
 use crate::place::Place;
 use crate::port::kept::PacketBudget;
+use crate::port::rules::PacketRules;
 use crate::share::Share;
 
 /// State that the objects of one device share.
@@ -45,6 +46,8 @@ pub(crate) struct Adapter {
     pub(crate) point: Arc<Point>,
     /// Marking of its packets.
     marking: EgressMarking,
+    /// Use of the ICRC by its connections.
+    icrc: IcrcRule,
     /// Rules for its addresses and peers.
     pub(crate) rules: Rules,
     /// Set while the link is up. Changed only by the directory, together with its generation.
@@ -83,7 +86,7 @@ impl Adapter {
         place: &Place,
         engine: Arc<Engine>,
         captures: Arc<Captures>,
-        marking: EgressMarking,
+        PacketRules { marks: marking, icrc }: PacketRules,
     ) -> io::Result<Self> {
         Ok(Self {
             id,
@@ -97,6 +100,7 @@ impl Adapter {
             point: Arc::clone(&place.point),
             captures,
             marking,
+            icrc,
             rules: context.rules,
             mrs: MrTables::new(context.random)?,
             link_up: AtomicBool::new(true),
@@ -126,7 +130,7 @@ impl Adapter {
     /// Returns the source fields of frames that the device sends from a GID.
     pub(crate) fn origin(&self, source: BoundGid) -> Origin {
         let BoundGid { gid, kind, vlan } = source;
-        Origin { mac: self.point.mac, gid, kind, vlan, marks: self.marking, icrc: IcrcRule::Always }
+        Origin { mac: self.point.mac, gid, kind, vlan, marks: self.marking, icrc: self.icrc }
     }
 
     /// Returns an address with this GID for a peer of any kind: RoCE v2 without a VLAN.

@@ -76,10 +76,10 @@ impl RxeHca {
         let id = shared.next_adapter.fetch_add(1, Ordering::Relaxed);
         let port = place.port();
         let queues = port.as_ref().map(|port| context.budget.charge(Kept::Queues, port.most_bytes())).transpose()?;
-        let marking = port.as_ref().map(|port| port.marks()).unwrap_or_default();
+        let packets = port.as_ref().map(|port| port.packet_rules()).unwrap_or_default();
         let (engine, captures) = (Arc::clone(&shared.engine), Arc::clone(&shared.captures));
         shared.addresses.join(place.mac, &context.rules.addresses);
-        let node = Node::new(Adapter::new(id, context, place, engine, captures, marking)?);
+        let node = Node::new(Adapter::new(id, context, place, engine, captures, packets)?);
         let directory = Arc::clone(&shared.directory);
         if let Some(port) = &port {
             let sources = || Sources::new(Arc::clone(&directory), Arc::clone(&shared.addresses), shared.local);

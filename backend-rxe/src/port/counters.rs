@@ -21,8 +21,12 @@ counters! {
         wire_dropped_no_room,
         /// Invalid RoCE frames.
         wire_dropped_malformed,
-        /// Packets with a wrong ICRC or UDP checksum.
+        /// Packets with a wrong ICRC or UDP checksum, or without an ICRC that the network requires.
         wire_dropped_damaged,
+        /// Packets sent without an ICRC, by agreement with the peer.
+        wire_sent_without_icrc,
+        /// Packets received without an ICRC, by agreement with the peer.
+        wire_received_without_icrc,
         /// Packets from or to an address that does not belong to the connection or the device.
         wire_dropped_address,
         /// Packets to an address of the device at another Ethernet address. They go to the network function, unless
@@ -155,6 +159,7 @@ impl PortCounters {
         add(&self.wire_timeouts, after.timeouts, before.timeouts);
         add(&self.wire_sequence_naks, after.sequence_naks, before.sequence_naks);
         add(&self.wire_rnr_naks, after.rnr_naks, before.rnr_naks);
+        add(&self.wire_sent_without_icrc, after.without_icrc, before.without_icrc);
         add(&self.wire_lost_answers, after.lost_responses, before.lost_responses);
     }
 

@@ -37,7 +37,7 @@ use pvrdma_base::{Count, Counter, LogLimit};
 use pvrdma_handover::Waker;
 use pvrdma_link::{Bell, Frames, GsoLink, Link};
 use pvrdma_packet::MacAddr;
-use pvrdma_roce::{Congestion, EgressMarking};
+use pvrdma_roce::Congestion;
 use pvrdma_verbs_types::{Mtu, Qpn};
 
 use crate::addresses::Addresses;
@@ -54,7 +54,7 @@ use helpers::Helpers;
 use policy::Policy;
 use prober::Prober;
 use receive_queue::{ReceiveQueue, ReceiveQueues};
-use rules::{HeldRequests, Violation, VlanMode};
+use rules::{HeldRequests, PacketRules, Violation, VlanMode};
 use tx_queue::TxQueue;
 
 pub(crate) use announcer::Function;
@@ -240,9 +240,9 @@ impl Port {
         self.policy.vlan.access()
     }
 
-    /// Returns the marking of packets of queue pairs.
-    pub(crate) fn marks(&self) -> EgressMarking {
-        self.policy.marks()
+    /// Returns the rules for packets of queue pairs.
+    pub(crate) fn packet_rules(&self) -> PacketRules {
+        self.policy.packet_rules()
     }
 
     /// Returns the parameters of congestion control, if it is on.

@@ -2,11 +2,11 @@
 
 use pvrdma_link::{Frames, Offload};
 use pvrdma_packet::{EtherType, Ethernet, MacAddr, Vlan};
-use pvrdma_roce::EgressMarking;
+use pvrdma_roce::{EgressMarking, IcrcRule};
 
 use super::control::is_control;
 use super::outgoing::{Claim, claim, vlans};
-use super::rules::{PortRules, Violation, VlanMode};
+use super::rules::{PacketRules, PortRules, Violation, VlanMode};
 use super::source_guard;
 use super::stations::{AddressUse, Station};
 
@@ -27,9 +27,11 @@ pub(super) struct Policy {
 }
 
 impl Policy {
-    /// Returns the marking of RDMA packets.
-    pub(super) fn marks(&self) -> EgressMarking {
-        EgressMarking { priority_tags: self.rules.priority_tags, ecn: self.rules.congestion.is_some() }
+    /// Returns the rules for RDMA packets.
+    pub(super) fn packet_rules(&self) -> PacketRules {
+        let marks = EgressMarking { priority_tags: self.rules.priority_tags, ecn: self.rules.congestion.is_some() };
+        let icrc = if self.rules.omit_icrc { IcrcRule::UnlessAgreed } else { IcrcRule::Always };
+        PacketRules { marks, icrc }
     }
 
     /// Returns `true` if a frame passes from the network function to the network unchanged.

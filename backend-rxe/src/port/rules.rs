@@ -4,7 +4,7 @@
 //! only. A port with a VLAN is an access port: the functions still send and receive untagged frames, and the network
 //! carries them in that VLAN and delivers no others. Only on a trunk do the functions choose tags themselves.
 
-use pvrdma_roce::Congestion;
+use pvrdma_roce::{Congestion, EgressMarking, IcrcRule};
 use pvrdma_verbs::{AddressRule, VerbsError};
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +53,19 @@ pub struct PortRules {
     pub multipath: bool,
     /// Requests from other hosts that are held off while the device is paused.
     pub held: HeldRequests,
+    /// Connections leave the ICRC out if the peer agrees ([`pvrdma_roce::wire::REQUEST_WITHOUT_ICRC`]). For links that
+    /// have an integrity check of their own, or whose ends the administrator trusts. Requires `negotiate`.
+    #[serde(default)]
+    pub omit_icrc: bool,
+}
+
+/// Rules for the packets of queue pairs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PacketRules {
+    /// Marking of outgoing packets.
+    pub(crate) marks: EgressMarking,
+    /// Use of the ICRC by connections.
+    pub(crate) icrc: IcrcRule,
 }
 
 pvrdma_base::setters!(PortRules {
@@ -67,6 +80,7 @@ pvrdma_base::setters!(PortRules {
     with_negotiate => negotiate: bool,
     with_multipath => multipath: bool,
     with_held => held: HeldRequests,
+    with_omit_icrc => omit_icrc: bool,
 });
 
 /// Requests from other hosts that are held off while the device is paused: the peer gets an RNR NAK, and repeats the

@@ -63,4 +63,5 @@ mod tap;
 mod threads;
 mod ud;
 mod wire;
+mod without_icrc;
 mod world;

@@ -151,6 +151,9 @@ impl WireRequester {
         if self.source.is_none() {
             return Err(DropReason::Address);
         }
+        if packet.omits_icrc() {
+            PortCounters::bump(&port.counters.wire_received_without_icrc);
+        }
         if qp.state.sends() {
             let mut tally = Tally::default();
             let before = self.transport.stats();

@@ -114,6 +114,17 @@ impl WireResponder {
         }
     }
 
+    /// Ends the responder of a QP that is in its error state. The response to the packet that ended the QP is still
+    /// sent. Packets that wait behind it are never executed.
+    fn end(&mut self) {
+        if !self.refused {
+            self.transport.end();
+        }
+        self.deferred = VecDeque::new();
+        self.receive_wait = None;
+        self.reorder.clear();
+    }
+
     /// Returns the numbers of deferred packets and of owed responses.
     #[cfg(test)]
     pub(crate) fn load(&self) -> (usize, usize) {
@@ -326,10 +337,11 @@ impl WireSide {
         let wire = &mut *self.responder.lock();
         let stats = |wire: &Option<Box<WireResponder>>| wire.as_ref().map(|wire| wire.transport.stats());
         let before = stats(wire);
-        let wait = Some(&self.turns);
+        let (wait, mut without_icrc) = (Some(&self.turns), 0);
         for (packet, arrival) in packets {
             let admitted = admit_request(port, qp, responder, wire, &packet, &path);
             taken(admitted.map(|wire| {
+                without_icrc += u64::from(packet.omits_icrc());
                 let hooks = &mut ResponderHooks { qp, responder, memory: guard.own(), wait, waits: false };
                 wire.take(port, &packet, arrival, hooks);
             }));
@@ -337,6 +349,7 @@ impl WireSide {
         if let Some(after) = stats(wire) {
             port.counters.responder(&before.unwrap_or_default(), &after);
         }
+        PortCounters::add(&port.counters.wire_received_without_icrc, without_icrc);
     }
 
     /// Writes an RNR NAK for a request of the peer that the responder would execute next. Returns its length in bytes;
@@ -403,14 +416,7 @@ impl WireSide {
             return true;
         }
         if !qp.state.receives() {
-            // The response to the packet that ended the QP is still sent. Packets that wait behind it are never
-            // executed.
-            if !wire.refused {
-                wire.transport.end();
-            }
-            wire.deferred = VecDeque::new();
-            wire.receive_wait = None;
-            wire.reorder.clear();
+            wire.end();
         }
         if let Some(missing) = wire.transport.wants_received() {
             wire.transport.set_received(wire.reorder.received(missing));
@@ -418,7 +424,7 @@ impl WireSide {
         let wait = Some(&self.turns);
         let mut hooks = ResponderHooks { qp, responder, memory: guard.own(), wait, waits: false };
         let (rate, engine) = (&self.rate, &qp.adapter.engine);
-        let mut paced = None;
+        let (mut paced, before) = (None, wire.transport.stats().without_icrc);
         while frames.len() < BATCH && (frames.is_empty() || (frames.bytes() as u64) < most) {
             let before = frames.bytes();
             if rate.is_on() && wire.transport.next_is_read_response() {
@@ -432,6 +438,8 @@ impl WireSide {
                 rate.sent(engine.now(), frames.bytes().saturating_sub(before) as u64);
             }
         }
+        let without_icrc = wire.transport.stats().without_icrc.saturating_sub(before);
+        PortCounters::add(&port.counters.wire_sent_without_icrc, without_icrc);
         // The memory of a READ may have been invalidated, which ends the QP with one last response.
         wire.refused |= !qp.state.receives();
         if let Some(until) = paced {
