@@ -39,10 +39,15 @@ impl Host {
 
     /// Starts two daemons whose uplinks are connected to each other.
     fn start_pair(isolate: &str) -> (TempDir, [Self; 2]) {
+        Self::start_pair_with(isolate, ["", ""])
+    }
+
+    /// The same with further keys of both networks.
+    fn start_pair_with(isolate: &str, keys: [&str; 2]) -> (TempDir, [Self; 2]) {
         let wires = tempfile::tempdir().unwrap();
         let [a, b] = ["a", "b"].map(|end| wires.path().join(end).display().to_string());
-        let near = Self::start(1, isolate, &format!("uplink=unix-dgram:{a}:{b},mtu=9000"));
-        let far = Self::start(2, isolate, &format!("uplink=unix-dgram:{b}:{a},mtu=9000"));
+        let near = Self::start(1, isolate, &format!("uplink=unix-dgram:{a}:{b},mtu=9000{}", keys[0]));
+        let far = Self::start(2, isolate, &format!("uplink=unix-dgram:{b}:{a},mtu=9000{}", keys[1]));
         (wires, [near, far])
     }
 
@@ -52,6 +57,12 @@ impl Host {
 
     fn share(&self, words: &str) -> Result<Value, String> {
         self.try_run(&format!("share --device vm --json {words}")).map(|text| serde_json::from_str(&text).unwrap())
+    }
+
+    /// Returns the numbers of packets that the device sent and received without an ICRC.
+    fn without_icrc(&self) -> [u64; 2] {
+        let counters = self.status()["devices"][0]["adapter"].clone();
+        ["wire_sent_without_icrc", "wire_received_without_icrc"].map(|name| counters[name].as_u64().unwrap())
     }
 
     /// Kills the worker, and waits for the next one.
@@ -136,6 +147,41 @@ fn faults_come_and_go_while_the_daemon_runs() {
     }
     let alone = Host::start(1, "network", "");
     assert!(alone.try_run("fault --network red loss:1").unwrap_err().contains("network red has no uplink"));
+}
+
+/// Both administrators decide if packets have no ICRC. Faults that damage packets are then refused, because the guests
+/// would get wrong data; the next worker gets none of them either.
+#[test]
+fn packets_without_an_icrc_are_not_damaged() {
+    for isolate in ["network", "none"] {
+        let (_wires, [near, far]) = Host::start_pair_with(isolate, [",icrc=agreed", ",icrc=agreed"]);
+        let ends = [near.guest(), far.guest()];
+        transfer(&ends[0], &ends[1], 5);
+        let [one, other] = [near.without_icrc(), far.without_icrc()];
+        assert!(one[0] > 0 && one[1] > 0 && one == [other[1], other[0]], "{isolate}: {one:?} {other:?}");
+        for fault in ["corrupt:0.0001", "loss:0.1/corrupt:1/seed:3"] {
+            let error = near.try_run(&format!("fault --network red {fault}")).unwrap_err();
+            assert!(error.contains("set icrc=always for the network"), "{error}");
+            assert_eq!(near.status()["networks"][0]["fault"], Value::Null);
+        }
+        near.run("fault --network red loss:0.05/duplicate:0.05/reorder:0.05/seed:3");
+        transfer(&ends[0], &ends[1], 5);
+        near.run("fault --network red off");
+        if isolate == "network" {
+            drop(ends);
+            near.next_worker();
+            let ends = [near.guest(), far.guest()];
+            transfer(&ends[0], &ends[1], 5);
+            assert!(near.without_icrc()[0] > 0);
+        }
+    }
+    let (_wires, [near, far]) = Host::start_pair_with("none", [",icrc=agreed", ""]);
+    let ends = [near.guest(), far.guest()];
+    transfer(&ends[0], &ends[1], 5);
+    transfer(&ends[1], &ends[0], 5);
+    assert_eq!([near.without_icrc(), far.without_icrc()], [[0; 2]; 2]);
+    far.run("fault --network red corrupt:0.05/seed:3");
+    far.run("fault --network red off");
 }
 
 /// A queue pair that fails reports its history to the log and to subscribers. A queue pair that its guest ends reports

@@ -337,6 +337,10 @@ fn a_connection_with_tls() {
         for (site, connections) in [(&listening, time), (&connecting, 1)] {
             let counters = site.counters();
             assert_eq!((&counters["tls_connected"], &counters["tls_malformed"]), (&connections.into(), &0.into()));
+            // TLS has an integrity check of its own.
+            let without_icrc =
+                ["wire_sent_without_icrc", "wire_received_without_icrc"].map(|name| counters[name].as_u64());
+            assert!(without_icrc.iter().all(|count| count.unwrap() > 0), "{counters}");
         }
         drop(connecting);
         wait_for("the end of the connection", || (!listening.is_up()).then_some(()));

@@ -108,7 +108,7 @@ const WORDS: [&str; 128] = [
     ",remote=[fd00::2]",
     ",vni=",
     ",learn=remotes",
-    " name=o,uplink=tap:o",
+    " name=o,uplink=tap:o,icrc=agreed",
     ",vlan=trunk",
     ",vlan=",
     ",mtu=",

@@ -13,6 +13,10 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::keys::{deserialize_from_str, keys};
 use super::pairs::{Syntax, from_pairs};
 
+/// Reason why `fault=corrupt` is refused.
+const NO_ICRC: &str = "fault=corrupt damages packets, which receivers notice only by their ICRC: set icrc=always for \
+                       the network";
+
 /// Resolution of a rate: a hundredth of a percent.
 const STEPS: f64 = 10_000.0;
 
@@ -77,6 +81,18 @@ impl FaultSpec {
     pub fn set(spec: Option<&Self>, link: &FaultLink<Arc<dyn Link>>) {
         let (faults, seed) = Self::parts(spec);
         link.set_faults(faults, seed);
+    }
+
+    /// Checks that receivers notice the faults. Without an ICRC they do not notice a damaged packet, and the guest
+    /// would get wrong data.
+    ///
+    /// # Errors
+    /// The faults damage frames, and packets may have no ICRC.
+    pub fn check(spec: Option<&Self>, omit_icrc: bool) -> Result<(), String> {
+        match spec {
+            Some(spec) if omit_icrc && spec.faults.corrupt > 0 => Err(NO_ICRC.to_owned()),
+            _ => Ok(()),
+        }
     }
 
     fn parts(spec: Option<&Self>) -> (Faults, u64) {

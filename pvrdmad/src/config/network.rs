@@ -18,7 +18,7 @@ use super::rate::BitRate;
 use super::spec::{NAME_RULE, NetworkSpec, is_name};
 use super::tunnel::{TlsWords, TunnelKeys};
 use super::vlan::VlanWord;
-use super::words::Switch;
+use super::words::{Icrc, Switch};
 
 /// Default MTU of Ethernet.
 const DEFAULT_MTU: u32 = 1500;
@@ -55,6 +55,9 @@ pub struct Network {
     pub offload: bool,
     /// Links of its devices are down while the interface of the uplink has no carrier.
     pub follow_carrier: bool,
+    /// Its connections leave the ICRC out if the peer agrees. A plan of an older daemon has no such value.
+    #[serde(default)]
+    pub omit_icrc: bool,
     /// Faults injected into the uplink, for tests.
     pub fault: Option<FaultSpec>,
     /// Peers to which its devices may connect.
@@ -129,6 +132,21 @@ impl NetworkSpec {
         }
     }
 
+    /// Returns `true` if connections leave the ICRC out in agreement with the peer. TLS has an integrity check of its
+    /// own, which is stronger. For any other link the administrator decides.
+    ///
+    /// # Errors
+    /// There is no uplink, or its faults need the ICRC.
+    fn omit_icrc(&self) -> Result<bool, String> {
+        let omit = match (self.icrc, &self.uplink) {
+            (Some(_), None) => return Err("icrc is about packets on the uplink (uplink=LINK)".to_owned()),
+            (Some(icrc), Some(_)) => icrc == Icrc::Agreed,
+            (None, uplink) => matches!(uplink, Some(LinkSpec::Tls(_))),
+        };
+        FaultSpec::check(self.fault.as_ref(), omit)?;
+        Ok(omit)
+    }
+
     /// Returns the number of threads per device that receive frames.
     ///
     /// # Errors
@@ -146,7 +164,7 @@ impl NetworkSpec {
     /// Values contradict each other.
     pub(super) fn connect(self) -> Result<Network, String> {
         self.check_carrier()?;
-        let (tls, port_threads) = (self.tls_words(), self.threads()?);
+        let (tls, port_threads, omit_icrc) = (self.tls_words(), self.threads()?, self.omit_icrc()?);
         let tunnel = TunnelKeys { remotes: self.remotes, vni: self.vni, learn: self.learn };
         if !matches!(self.uplink, Some(LinkSpec::Vxlan(_))) && !tunnel.is_empty() {
             return Err("remote, vni and learn are keys of a tunnel (uplink=vxlan:ADDRESS)".to_owned());
@@ -188,17 +206,17 @@ impl NetworkSpec {
             return Err(format!("mtu {mtu} is not one of {} to {}", MTU_RANGE.start(), MTU_RANGE.end()));
         }
         let [offload, follow_carrier] = [self.offload, self.follow_carrier].map(|switch| switch != Some(Switch::Off));
-        let Self { name, link_rate, fault, peers, .. } = self;
         Ok(Network {
-            name,
+            name: self.name,
             uplink,
             mtu,
-            link_rate,
+            link_rate: self.link_rate,
             vlan,
             offload,
             follow_carrier,
-            fault,
-            peers: Peers(peers),
+            omit_icrc,
+            fault: self.fault,
+            peers: Peers(self.peers),
             local,
             port_threads,
             devices: Vec::new(),
@@ -268,6 +286,49 @@ mod tests {
             let error = resolve(text).unwrap_err();
             assert!(error.contains(word), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn the_icrc_is_left_out_where_the_link_or_the_administrator_says_so() {
+        let tls = "tls-certificate=/c,tls-key=/k,tls-authority=/a";
+        for (text, omits) in [
+            ("name=n", false),
+            ("name=n,uplink=unix:/a", false),
+            ("name=n,uplink=unix:/a,icrc=always", false),
+            ("name=n,uplink=unix:/a,icrc=agreed", true),
+            ("name=n,uplink=af_packet:e,icrc=agreed", true),
+            ("name=n,uplink=vxlan:10.0.0.1,remote=10.0.0.2", false),
+            ("name=n,uplink=vxlan:10.0.0.1,remote=10.0.0.2,icrc=agreed", true),
+            (&format!("name=n,uplink=tls:10.0.0.1:7,{tls}"), true),
+            (&format!("name=n,uplink=tls-connect:10.0.0.1:7,{tls}"), true),
+            (&format!("name=n,uplink=tls:10.0.0.1:7,{tls},icrc=always"), false),
+            // Receivers notice these faults without an ICRC.
+            ("name=n,uplink=unix:/a,icrc=agreed,fault=loss:0.1/duplicate:0.1/reorder:0.1/delay:0.1", true),
+            ("name=n,uplink=unix:/a,icrc=always,fault=corrupt:0.1", false),
+            (&format!("name=n,uplink=tls:10.0.0.1:7,{tls},icrc=always,fault=corrupt:0.1"), false),
+        ] {
+            assert_eq!(resolve(text).map(|network| network.omit_icrc), Ok(omits), "{text}");
+        }
+        for (text, word) in [
+            ("name=n,icrc=agreed", "icrc is about packets on the uplink"),
+            ("name=n,uplink=unix:/a,icrc=off", "icrc: 'off' is not one of always, agreed"),
+            ("name=n,uplink=unix:/a,icrc=agreed,fault=loss:0.1/corrupt:0.0001", "set icrc=always for the network"),
+            (&format!("name=n,uplink=tls:10.0.0.1:7,{tls},fault=corrupt:0.1"), "set icrc=always for the network"),
+        ] {
+            let error = resolve(text).unwrap_err();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+
+    /// A running network of a daemon without this setting keeps the ICRC after an upgrade.
+    #[test]
+    fn a_plan_without_the_setting_has_an_icrc() {
+        let network = resolve("name=n,uplink=unix:/a,icrc=agreed").unwrap();
+        let mut plan = serde_json::to_value(&network).unwrap();
+        assert_eq!(plan.as_object_mut().unwrap().remove("omit_icrc"), Some(true.into()));
+        let older: Network = serde_json::from_value(plan).unwrap();
+        assert_eq!(older, Network { omit_icrc: false, ..network.clone() });
+        assert!(!older.has_settings_of(&network));
     }
 
     #[test]

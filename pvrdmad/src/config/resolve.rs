@@ -433,7 +433,7 @@ mod tests {
 
     #[test]
     fn networks_that_come_with_a_device() {
-        let mut config = load(&["name=a"], &["name=0,network=a"]).unwrap();
+        let mut config = load(&["name=a", "name=wire,uplink=tap:w"], &["name=0,network=a"]).unwrap();
         let before = config.clone();
         let add = |config: &mut Config, network: &str, device: &str| {
             let device = format!("{device},socket=/{}", &device[5..6]).parse().unwrap();
@@ -444,6 +444,12 @@ mod tests {
             ("name=b,uplink=tap:t", first.to_owned(), "device 1: it is not in the network that is described with it"),
             ("name=b,mtu=9000", format!("{first},network=b"), "network b: mtu is that of the uplink"),
             ("name=a,uplink=tap:t", format!("{first},network=a"), "network a: it exists and is described differently"),
+            // The settings of a running network stay, when a device is added to it.
+            (
+                "name=wire,uplink=tap:w,icrc=agreed",
+                format!("{first},network=wire"),
+                "network wire: it exists and is described differently",
+            ),
         ] {
             let error = add(&mut config, network, &device).unwrap_err();
             assert!(error.contains(word), "{error}");
@@ -454,6 +460,7 @@ mod tests {
             add(&mut config, "name=b,uplink=tap:t,mtu=9000", &format!("{device},network=b")).unwrap();
         }
         add(&mut config, "name=default,vlan=trunk", "name=3,mac=52:54:00:00:00:03").unwrap();
-        assert_eq!(layout(&config), [("a", vec!["0"]), ("b", vec!["1", "2"]), ("default", vec!["3"])]);
+        let layout = layout(&config);
+        assert_eq!(layout, [("a", vec!["0"]), ("wire", vec![]), ("b", vec!["1", "2"]), ("default", vec!["3"])]);
     }
 }

@@ -19,7 +19,7 @@ use super::ports::Ports;
 use super::rate::BitRate;
 use super::tunnel::Learn;
 use super::vlan::VlanWord;
-use super::words::{DoorbellMode, MemoryFiles, Pcp, Pin, Roce, Switch};
+use super::words::{DoorbellMode, Icrc, MemoryFiles, Pcp, Pin, Roce, Switch};
 
 /// The network of devices that name none.
 pub const DEFAULT_NETWORK: &str = "default";
@@ -116,6 +116,14 @@ keys! {
         /// devices of the network continue to reach each other.
         ["follow-carrier", "on|off", "on"]
         follow_carrier: Option<Switch>,
+        /// ICRC of RDMA packets on the uplink.
+        ///
+        /// `always`: each packet has an ICRC, which the receiver verifies. `agreed`: connections leave it out if the
+        /// network of the peer has `agreed`, too. Use it only if the link detects damage itself, or if the path between
+        /// both ends is trusted to deliver frames undamaged. The default is `agreed` on `tls` and `tls-connect`
+        /// uplinks, and `always` otherwise. Excludes `fault=corrupt`.
+        ["icrc", "always|agreed", ""]
+        icrc: Option<Icrc>,
         /// Faults to inject on the uplink, for tests.
         ["fault", "FAULT:RATE/...", ""]
         #[serde(default, deserialize_with = "word")]

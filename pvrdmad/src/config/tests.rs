@@ -103,6 +103,7 @@ fn mistakes_in_a_device() {
         ("name=a,peers=all", "peers: 'all' is neither an address nor ADDRESS/BITS"),
         ("name=a,seed=x", "seed: 'x' is not a number"),
         ("name=a,seed=1,seed=2", "twice"),
+        ("name=a,icrc=agreed", "'icrc' is a key of a network"),
         ("name=a,nic=wifi:0", "nic: 'wifi:0' is not one of af_packet:"),
     ] {
         let error = text.parse::<DeviceSpec>().unwrap_err();
@@ -474,6 +475,7 @@ fn a_configuration_travels() {
         vni = 7
         link-rate = "25G"
         port-threads = 3
+        icrc = "agreed"
         fault = "loss:0.01"
         [[network]]
         name = "b"

@@ -72,6 +72,16 @@ pub enum Pcp {
     Always,
 }
 
+/// Use of the ICRC by connections over an uplink.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Icrc {
+    /// Each packet has an ICRC.
+    Always,
+    /// Connections leave it out if the peer's network has this value, too.
+    Agreed,
+}
+
 /// Unit that has a process of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]

@@ -22,7 +22,7 @@ use super::process::Process;
 use super::runs::Runs;
 use super::sockets::Sources;
 use super::stand_in::StandIns;
-use crate::config::{Device, FaultWord, Feature, LinkState, change_share};
+use crate::config::{Device, FaultSpec, FaultWord, Feature, LinkState, change_share};
 use crate::logging::LogFilter;
 use crate::protocol::{Reply, Request};
 
@@ -197,13 +197,15 @@ impl Network {
     /// Injects faults into the uplink, or stops injecting them.
     ///
     /// # Errors
-    /// There is no uplink, or its worker does not confirm the change in time.
+    /// There is no uplink, the faults damage packets that may have no ICRC, or its worker does not confirm the change
+    /// in time.
     pub(super) fn fault(&self, fault: FaultWord) -> Result<(), String> {
         let deadline = self.call_deadline();
         let _turn = self.turn(deadline)?;
         if self.plan.setup.network.uplink.is_none() {
             return Err(format!("network {} has no uplink", self.name()));
         }
+        FaultSpec::check(fault.0.as_ref(), self.plan.setup.network.omit_icrc)?;
         self.plan.set(|settings| settings.fault = fault.0);
         self.follow(Request::Fault { network: self.name().to_owned(), fault }, deadline)
     }

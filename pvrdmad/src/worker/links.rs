@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Error, Result, anyhow, bail};
 use pvrdma_ether_link::InterfaceName;
 use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::{
@@ -30,6 +30,8 @@ use crate::status::LinkReport;
 #[derive(Debug)]
 pub(super) struct Ether {
     switch: Arc<Switch>,
+    /// Packets may have no ICRC, so faults must not damage them.
+    omit_icrc: bool,
     /// The uplink, behind a link that injects the current faults.
     uplink: Option<Arc<FaultLink<Arc<dyn Link>>>>,
     /// The same uplink, if it has two interfaces.
@@ -40,7 +42,8 @@ impl Ether {
     /// Creates the links with the descriptors of the uplink.
     ///
     /// # Errors
-    /// The descriptors do not match the kind of link, or none are left for the switch.
+    /// The descriptors do not match the kind of link, none are left for the switch, or the faults damage packets that
+    /// may have no ICRC.
     pub(super) fn start(network: &Network, fds: Vec<OwnedFd>, host: &Arc<dyn Host>) -> Result<Self> {
         let (link, pair) = match &network.uplink {
             Some(LinkSpec::AfPacketPair(names)) => {
@@ -50,13 +53,14 @@ impl Ether {
             Some(spec) => (Some(open(spec, fds, host, None, network.offload)?), None),
             None => (None, None),
         };
+        FaultSpec::check(network.fault.as_ref(), network.omit_icrc).map_err(Error::msg)?;
         let uplink = link.map(|link| FaultSpec::wrap(network.fault.as_ref(), link));
         let link = uplink.clone().map(|link| link as Arc<dyn Link>);
         let switch = match link {
             Some(link) if !network.local => Switch::hairpin(link, network.mtu),
             link => Switch::new(link, network.mtu),
         };
-        Ok(Self { switch: Arc::new(switch?), uplink, pair })
+        Ok(Self { switch: Arc::new(switch?), omit_icrc: network.omit_icrc, uplink, pair })
     }
 
     /// Makes an interface of two the active one. Returns `true` if it was not active before.
@@ -76,9 +80,10 @@ impl Ether {
     /// Replaces the faults that are injected into the uplink.
     ///
     /// # Errors
-    /// There is no uplink.
+    /// There is no uplink, or the faults damage packets that may have no ICRC.
     pub(super) fn set_fault(&self, FaultWord(fault): FaultWord) -> Result<()> {
         let Some(uplink) = &self.uplink else { bail!("there is no uplink") };
+        FaultSpec::check(fault.as_ref(), self.omit_icrc).map_err(Error::msg)?;
         FaultSpec::set(fault.as_ref(), uplink);
         self.switch.uplink_changed();
         Ok(())

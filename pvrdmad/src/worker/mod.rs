@@ -280,7 +280,7 @@ impl Worker {
         };
         let port = PortConfig::new(self.ether.port(device).context("uplink")?, self.setup.network.mtu)
             .with_nic(link)
-            .with_rules(device.rules.clone());
+            .with_rules(device.rules.clone().with_omit_icrc(self.setup.network.omit_icrc));
         place.station.plug(port).context("uplink")
     }
 
