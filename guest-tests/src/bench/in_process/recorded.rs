@@ -10,7 +10,7 @@ use pvrdma_link::{
     Link, memory,
     switch::{Switch, UnknownUnicast},
 };
-use pvrdma_rxe::{PortConfig, Rxe, RxeConfig, RxeStation};
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, RxeStation};
 use pvrdma_verbs::testing::gid;
 use pvrdma_verbs_types::Mtu;
 
@@ -67,16 +67,16 @@ pub(super) struct Station {
 }
 
 impl Station {
-    /// Creates a device with queue pairs and a buffer for a write of each, in a network with this MTU.
+    /// Creates a device with queue pairs and a buffer for a write of each, in a network with these rules and this MTU.
     pub(super) fn new(
         backend: &Rxe,
         host: u8,
-        link: Arc<dyn Link>,
+        (link, rules): (Arc<dyn Link>, PortRules),
         (qps, write): (usize, usize),
         mtu: u32,
     ) -> Result<Self> {
         let station = backend.station(mac(host));
-        station.plug(PortConfig::new(link, mtu))?;
+        station.plug(PortConfig::new(link, mtu).with_rules(rules))?;
         let side = Side::private(backend, host, &SideOptions::new(qps * write, Placement::Contiguous))?;
         let one = || side.driver.create_qp(&QpInit { max_recv_wr: 8, ..QpInit::rc(&side.pd, &side.cq) });
         let qps = (0..qps).map(|_| one()).collect::<Result<_, _>>()?;
@@ -126,11 +126,12 @@ impl Receivers {
             let host = SENDER + 1 + index;
             let port = || switch.port(mac(host), UnknownUnicast::Drop);
             let link = if load.switched { port()? as _ } else { Arc::clone(&tape) as Arc<dyn Link> };
-            Station::new(&backend, host, link, (each, load.write), MTU)
+            Station::new(&backend, host, (link, PortRules::default()), (each, load.write), MTU)
         };
         let mut stations = (0..load.devices).map(station).collect::<Result<Vec<_>>>()?;
         let sender = Rxe::new(RxeConfig::default())?;
-        let mut from = Station::new(&sender, SENDER, Arc::new(ours), (load.connections, load.write), MTU)?;
+        let link = (Arc::new(ours) as _, PortRules::default());
+        let mut from = Station::new(&sender, SENDER, link, (load.connections, load.write), MTU)?;
         let targets: Vec<_> = stations.iter().flat_map(Station::addresses).collect();
         from.connect(&targets)?;
         let peers: Vec<Vec<_>> = from.addresses().collect::<Vec<_>>().chunks(each).map(<[_]>::to_vec).collect();

@@ -13,7 +13,7 @@ use pvrdma_ether_link::{
     vxlan::{VxlanConfig, VxlanLink},
 };
 use pvrdma_link::{Link, MonotonicClock};
-use pvrdma_rxe::{Rxe, RxeConfig};
+use pvrdma_rxe::{PortRules, Rxe, RxeConfig};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
 use super::recorded::Station;
@@ -31,7 +31,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Compares RDMA writes through a TLS link with the same through a plain tunnel (VXLAN).
 pub(super) fn tls_against_vxlan(runs: usize) -> Result<Figure> {
     let folder = tempfile::tempdir().context("no folder for keys")?;
-    let (mut tls, mut plain) = (Ends::new(tls(folder.path())?)?, Ends::new(vxlan()?)?);
+    // As in the daemon, connections over TLS have no ICRC.
+    let without_icrc = PortRules::default().with_negotiate(true).with_omit_icrc(true);
+    let mut tls = Ends::new(tls(folder.path())?, &without_icrc)?;
+    let mut plain = Ends::new(vxlan()?, &PortRules::default())?;
     let rounds = (0..runs).map(|_| Ok([tls.play()?, plain.play()?])).collect::<Result<Vec<_>>>()?;
     let title = "RDMA write of 1 MiB through a TLS link, loopback".to_owned();
     Ok(Figure::of_rounds("in-process/tls", title, "Gb/s", false, &rounds, "through a plain tunnel (VXLAN)"))
@@ -41,14 +44,15 @@ pub(super) fn tls_against_vxlan(runs: usize) -> Result<Figure> {
 struct Ends([Station; 2]);
 
 impl Ends {
-    fn new(links: [Arc<dyn Link>; 2]) -> Result<Self> {
+    fn new(links: [Arc<dyn Link>; 2], rules: &PortRules) -> Result<Self> {
         let began = Instant::now();
         while links.iter().any(|link| link.inspect().up.taken() != Some(true)) {
             ensure!(began.elapsed() < PATIENCE, "the link does not come up");
             thread::yield_now();
         }
         let end = |(host, link): (u8, &Arc<dyn Link>)| {
-            Station::new(&Rxe::new(RxeConfig::default())?, host, Arc::clone(link), (1, WRITE), MTU)
+            let link = (Arc::clone(link), rules.clone());
+            Station::new(&Rxe::new(RxeConfig::default())?, host, link, (1, WRITE), MTU)
         };
         let [one, other] = &links;
         let (mut one, mut other) = (end((1, one))?, end((2, other))?);

@@ -11,7 +11,7 @@ mod peer;
 mod session;
 mod sweep;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 pub(super) use guest::measure as measure_in_guest;
 pub(crate) use guest::run_inside as run_in_guest;
@@ -73,40 +73,37 @@ pub(super) fn sweep(runs: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Compares the bandwidth of RDMA writes with one TCP stream, and the processor time of both.
-fn against_tcp(network: &Network, runs: usize) -> Result<[Figure; 2]> {
-    let (mut speed, mut cost) = (Vec::new(), Vec::new());
+/// Compares the bandwidth of RDMA writes, with and without an ICRC, with one TCP stream, and the processor time of all.
+fn against_tcp(network: &Network, runs: usize) -> Result<Vec<Figure>> {
+    const WRITE: &str = "wire: RDMA write of 1 MiB, one QP, one core a side";
+    const AGREED: &str = "wire: RDMA write of 1 MiB without an ICRC, by agreement";
+    const WITHOUT_ICRC: PeerOptions = PeerOptions { without_icrc: true, ..PeerOptions::BULK };
+    let kinds = [
+        ("wire/write-1m", WRITE, "wire: its processor time, both sides", PeerOptions::BULK),
+        ("wire/without-icrc", AGREED, "wire: its processor time without an ICRC, both sides", WITHOUT_ICRC),
+    ];
+    let gibibytes = |bytes: f64| bytes / f64::from(1 << 30);
+    let (mut speed, mut cost) = ([const { Vec::new() }; 2], [const { Vec::new() }; 2]);
     for _ in 0..runs {
-        let ours = session::run(network, &PeerOptions::BULK)?;
-        log::info!("{ours:?}");
         let theirs = baseline::stream(network, PeerOptions::BULK.seconds)?;
-        speed.push([ours[0].gigabits(PeerOptions::BULK.size), theirs.gigabits]);
-        let gibibytes = |bytes: f64| bytes / f64::from(1 << 30);
-        let processor = ours[0].processor + ours[1].processor;
-        cost.push([
-            processor / gibibytes(ours[0].bytes(PeerOptions::BULK.size)),
-            theirs.processor / gibibytes(theirs.bytes),
-        ]);
+        for ((speed, cost), (.., options)) in speed.iter_mut().zip(&mut cost).zip(&kinds) {
+            let ours = session::run(network, options)?;
+            log::info!("{ours:?}");
+            let omitted = ours[0].counters.get("wire_sent_without_icrc").is_some();
+            ensure!(omitted == options.without_icrc, "packets without an ICRC: {omitted}");
+            speed.push([ours[0].gigabits(options.size), theirs.gigabits]);
+            let processor = ours[0].processor + ours[1].processor;
+            cost.push([processor / gibibytes(ours[0].bytes(options.size)), theirs.processor / gibibytes(theirs.bytes)]);
+        }
     }
     let base = "one TCP stream (iperf3)";
-    Ok([
-        Figure::of_rounds(
-            "wire/write-1m",
-            "wire: RDMA write of 1 MiB, one QP, one core a side".into(),
-            "Gb/s",
-            false,
-            &speed,
-            base,
-        ),
-        Figure::of_rounds(
-            "wire/write-1m-cpu",
-            "wire: its processor time, both sides".into(),
-            "s/GiB",
-            true,
-            &cost,
-            base,
-        ),
-    ])
+    let figures = kinds.iter().zip(speed.iter().zip(&cost)).flat_map(|((id, title, cpu, _), (speed, cost))| {
+        [
+            Figure::of_rounds(*id, (*title).to_owned(), "Gb/s", false, speed, base),
+            Figure::of_rounds(format!("{id}-cpu"), (*cpu).to_owned(), "s/GiB", true, cost, base),
+        ]
+    });
+    Ok(figures.collect())
 }
 
 /// Compares RDMA writes with TCP while the super-frames of both are segmented before the interface.

@@ -68,6 +68,9 @@ pub(crate) struct PeerOptions {
     /// Times writes of 8 bytes on the first connection, while the other connections send.
     #[arg(long)]
     pub(crate) latency: bool,
+    /// Permits packets without an ICRC.
+    #[arg(long)]
+    pub(crate) without_icrc: bool,
     /// Uses UDP datagrams without any protocol, and no device.
     #[arg(long)]
     pub(crate) udp: bool,
@@ -88,6 +91,7 @@ impl PeerOptions {
         loss: 0,
         reorder: 0,
         latency: false,
+        without_icrc: false,
         udp: false,
         seconds: 2.0,
     };
@@ -108,9 +112,13 @@ impl PeerOptions {
         ] {
             arguments.extend([format!("--{name}"), value]);
         }
-        for (name, given) in
-            [("--send", self.send), ("--read", self.read), ("--latency", self.latency), ("--udp", self.udp)]
-        {
+        for (name, given) in [
+            ("--send", self.send),
+            ("--read", self.read),
+            ("--latency", self.latency),
+            ("--without-icrc", self.without_icrc),
+            ("--udp", self.udp),
+        ] {
             arguments.extend(given.then(|| name.to_owned()));
         }
         arguments
@@ -253,6 +261,7 @@ impl Peer {
         };
         // The same rules as in the daemon.
         let rules = PortRules::default().with_negotiate(true).with_multipath(true).with_congestion(host.congestion);
+        let rules = rules.with_omit_icrc(options.without_icrc);
         let station = backend.station(address);
         station.plug(PortConfig::new(link, host.mtu).with_rules(rules))?;
         let ring = 64 << 10;
