@@ -6,10 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use pvrdma_ib_cm::terminated::ConnectionData;
 use rustix::io::Errno;
 
 use super::host::FakeHost;
-use crate::rdmacm::ConnectionData;
 use crate::sys::rdmacm::CONNECT_REQUEST;
 use crate::sys::{AhAttr, LINK_LAYER_INFINIBAND, QpAttr, TRANSPORT_IWARP};
 

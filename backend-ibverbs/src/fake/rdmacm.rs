@@ -7,12 +7,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 
+use pvrdma_ib_cm::terminated::ConnectionData;
 use rustix::io::Errno;
 
 use super::cm::{CmCall, attributes};
 use super::functions::{fail, host_of_thread};
 use super::host::{FakeHost, event_file};
-use crate::rdmacm::ConnectionData;
 use crate::sys::rdmacm::{CmEvent, CmId, ConnParam, EventChannel, RdmaCm, SocketAddress};
 use crate::sys::{Context, QpAttr};
 
@@ -151,7 +151,7 @@ unsafe fn copied(from: *mut ConnParam) -> ConnectionData {
         let conn = *from;
         (conn, std::slice::from_raw_parts(conn.private_data, conn.private_data_len.into()).to_vec())
     };
-    ConnectionData::new(&conn, private_data)
+    crate::rdmacm::connection_data(&conn, private_data)
 }
 
 extern "C" fn connect(id: *mut CmId, conn: *mut ConnParam) -> c_int {

@@ -1,12 +1,12 @@
 //! IP addresses of GIDs.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 use pvrdma_verbs_types::Gid;
 
 /// Returns the IP address of a GID.
 pub(crate) fn ip(gid: Gid) -> IpAddr {
-    gid.ipv4().map_or_else(|| IpAddr::V6(Ipv6Addr::from(gid.0)), IpAddr::from)
+    gid.into()
 }
 
 /// Returns `true` if an address does not name the same single host everywhere: it is unspecified, loopback, link-local,

@@ -1,8 +1,8 @@
 //! Connections of guests that the host's connection manager makes (`cm=host`).
 //!
 //! A guest sees a RoCE adapter, so its `rdma_cm` exchanges management datagrams of InfiniBand over QP 1. They end here:
-//! `pvrdma-ib-cm` is the guest's peer, and `librdmacm` makes the connection on the host, whatever the adapter speaks.
-//! So the kernel's own connection manager stays loaded.
+//! `pvrdma_ib_cm::terminated` is the guest's peer, and `librdmacm` makes the connection on the host, whatever the
+//! adapter speaks. So the kernel's own connection manager stays loaded.
 //!
 //! ```text
 //! guest                          thread of the device                                 host
@@ -21,11 +21,9 @@
 //! One thread of each device owns all identifiers of the host and all state of the guest's connections. It is the only
 //! caller of `librdmacm` for them. Queue pairs and QP 1 reach it through [`CmPaths`](crate::cm_paths::CmPaths).
 
-mod end;
 mod listeners;
 mod manager;
-mod messages;
-mod passive;
+mod side;
 mod thread;
 
 #[cfg(test)]

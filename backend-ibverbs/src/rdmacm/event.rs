@@ -6,8 +6,9 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use pvrdma_ib_cm::terminated::ConnectionData;
+
 use super::channel::EventChannel;
-use super::connection_data::ConnectionData;
 use super::id::CmId;
 use crate::sys::rdmacm as sys;
 
@@ -62,7 +63,20 @@ impl HostEvent {
             sys::DEVICE_REMOVAL => HostEventKind::DeviceRemoved,
             _ => HostEventKind::Other,
         };
-        Self { id, kind, status: event.status, data: ConnectionData::new(&event.conn, private_data), new }
+        Self { id, kind, status: event.status, data: connection_data(&event.conn, private_data), new }
+    }
+}
+
+/// Returns the parameters of an event, with a copy of their private data.
+pub(crate) fn connection_data(parameters: &sys::ConnParam, private_data: Vec<u8>) -> ConnectionData {
+    ConnectionData {
+        private_data,
+        responder_resources: parameters.responder_resources,
+        initiator_depth: parameters.initiator_depth,
+        retry_count: parameters.retry_count,
+        rnr_retry: parameters.rnr_retry_count,
+        srq: parameters.srq != 0,
+        qpn: parameters.qp_num,
     }
 }
 

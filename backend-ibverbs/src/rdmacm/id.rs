@@ -7,8 +7,9 @@ use std::net::SocketAddr;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use pvrdma_ib_cm::terminated::ConnectionData;
+
 use super::channel::EventChannel;
-use super::connection_data::ConnectionData;
 use crate::sys::rdmacm as sys;
 use crate::sys::{QpAttr, rdmacm::RdmaCm};
 

@@ -8,13 +8,11 @@
 
 mod address;
 mod channel;
-mod connection_data;
 mod event;
 mod id;
 mod libraries;
 
 pub(crate) use channel::EventChannel;
-pub(crate) use connection_data::ConnectionData;
-pub(crate) use event::{HostEvent, HostEventKind};
+pub(crate) use event::{HostEvent, HostEventKind, connection_data};
 pub(crate) use id::CmId;
 pub(crate) use libraries::Libraries;

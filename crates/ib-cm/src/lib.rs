@@ -6,6 +6,7 @@
 //! [`Connection::handle_message`] and [`Connection::handle_timeout`] process events and return their meaning for the
 //! owner; [`Connection::poll_transmit`] returns the next datagram, and [`Connection::poll_timeout`] the next deadline.
 //! The owner finds the connection of a message by its communication IDs ([`Message::destination`]); a REQ begins one.
+//! [`terminated`] has all connections of a guest whose peers its host reaches by other means.
 //!
 //! Formats and states follow the InfiniBand Architecture Specification volume 1 ("IBA"), chapter 12, and annex A11 for
 //! the addresses in the private data ([`IpAddresses`]).
@@ -35,6 +36,7 @@ mod connection;
 mod mad;
 mod message;
 mod req;
+pub mod terminated;
 
 pub use addresses::{IpAddresses, PORT_SPACE_TCP};
 pub use connection::{

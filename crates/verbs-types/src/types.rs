@@ -118,6 +118,13 @@ impl From<IpAddr> for Gid {
     }
 }
 
+/// Converts the GID of a RoCE v2 address to the IP address: an IPv4-mapped one to an IPv4 address.
+impl From<Gid> for IpAddr {
+    fn from(gid: Gid) -> Self {
+        gid.ipv4().map_or_else(|| Self::V6(gid.0.into()), Self::from)
+    }
+}
+
 impl fmt::Display for Gid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         core::net::Ipv6Addr::from(self.0).fmt(f)

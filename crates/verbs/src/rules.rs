@@ -114,7 +114,7 @@ pub struct Prefix(Network);
 impl Prefix {
     /// Returns `true` if the GID's address has this prefix. An IPv6 prefix matches no IPv4 address.
     pub fn contains(&self, gid: Gid) -> bool {
-        self.0.contains(gid.ipv4().map_or_else(|| gid.0.into(), IpAddr::from))
+        self.0.contains(gid.into())
     }
 }
 

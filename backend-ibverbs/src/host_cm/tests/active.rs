@@ -45,7 +45,7 @@ fn from_request_to_end() {
     bench.send(dreq(&rep, PEER_QPN));
     assert!(matches!(bench.one(), Message::Drep(_)));
     bench.tick();
-    assert_eq!(bench.manager().ends.len(), 0);
+    assert_eq!(bench.manager().connections.len(), 0);
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_peer_that_ends_the_connection_ends_it_for_the_guest() {
     assert_eq!((message.local_id, message.remote_id, message.remote_qpn.get()), (rep.local_id, GUEST_ID, qpn(&end)));
     bench.send(drep(&message));
     bench.tick();
-    assert_eq!(bench.manager().ends.len(), 0);
+    assert_eq!(bench.manager().connections.len(), 0);
 }
 
 fn rejection(bench: &Bench) -> (RejectReason, u8) {
@@ -158,7 +158,7 @@ fn a_guest_that_waits_is_asked_for_patience() {
     let Message::Mra(Mra { answered, remote_id, .. }) = bench.one() else { panic!("no MRA") };
     assert_eq!((answered, remote_id), (MessageKind::Req, GUEST_ID));
     bench.send(Message::Req(Box::new(request(qpn(&end)))));
-    assert_eq!((bench.calls(), bench.received().len(), bench.manager().ends.len()), (vec![], 1, 1));
+    assert_eq!((bench.calls(), bench.received().len(), bench.manager().connections.len()), (vec![], 1, 1));
 }
 
 #[test]

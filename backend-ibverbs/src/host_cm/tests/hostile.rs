@@ -2,7 +2,7 @@
 
 use pvrdma_ib_cm::RejectReason;
 
-use super::super::manager::MAX_IN_PROGRESS;
+use super::super::manager::MAXIMUM;
 use super::*;
 
 fn reason(bench: &Bench) -> RejectReason {
@@ -27,7 +27,7 @@ fn a_guest_connects_its_own_free_queue_pairs_only() {
     bench.send(Message::Req(Box::new(Req { local_id: GUEST_ID + 1, ..request(qpn(&end)) })));
     assert_eq!((reason(&bench), bench.calls()), (NO_QP, vec![]));
     // Refused requests leave nothing behind.
-    assert_eq!(bench.manager().ends.len(), 1);
+    assert_eq!(bench.manager().connections.len(), 1);
 }
 
 #[test]
@@ -65,14 +65,17 @@ fn a_flood_of_requests_is_bounded() {
     assert_eq!(bench.counter("cm_refused"), 64);
     // Requests of peers that the guest does not answer.
     let listener = bench.listener();
-    for port in 1..=2 * u16::try_from(MAX_IN_PROGRESS).unwrap() {
+    for port in 1..=2 * u16::try_from(MAXIMUM.in_progress).unwrap() {
         bench.backend.host.cm_request(listener, SocketAddr::new(ip(gid(9)), port), wish());
         bench.run();
     }
-    assert_eq!((bench.manager().ends.len(), bench.backend.host.cm_ids()), (MAX_IN_PROGRESS, MAX_IN_PROGRESS + 1));
+    assert_eq!(
+        (bench.manager().connections.len(), bench.backend.host.cm_ids()),
+        (MAXIMUM.in_progress, MAXIMUM.in_progress + 1)
+    );
     bench.send(Message::Req(Box::new(request(qpn(&end)))));
-    assert_eq!(bench.manager().ends.len(), MAX_IN_PROGRESS);
-    assert_eq!(bench.counter("cm_overflow"), MAX_IN_PROGRESS as u64 + 1);
+    assert_eq!(bench.manager().connections.len(), MAXIMUM.in_progress);
+    assert_eq!(bench.counter("cm_overflow"), MAXIMUM.in_progress as u64 + 1);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use pvrdma_ib_cm::terminated::ConnectionData;
 use pvrdma_ib_cm::{Drep, Dreq, IpAddresses, Mad, Message, PORT_SPACE_TCP, Rep, Req, Rtu};
 use pvrdma_verbs::testing::{End, Node, gid};
 use pvrdma_verbs::{AddressRule, Hca, QueuePair, Rules, VerbsError};
@@ -22,7 +23,6 @@ use crate::datagram::Datagram;
 use crate::fake::{CmCall, FakeBackend};
 use crate::gid::{Bound, DatagramReceiver, HostGid, ip};
 use crate::hca::IbvHca;
-use crate::rdmacm::ConnectionData;
 use crate::sys::{LINK_LAYER_ETHERNET, TRANSPORT_IB, rdmacm as sys};
 
 /// Port on which the guest's program listens.

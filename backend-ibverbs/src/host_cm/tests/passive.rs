@@ -48,7 +48,7 @@ fn from_request_to_end() {
     let Message::Dreq(message) = bench.one() else { panic!("no DREQ") };
     bench.send(drep(&message));
     bench.tick();
-    assert_eq!(bench.manager().ends.len(), 0);
+    assert_eq!(bench.manager().connections.len(), 0);
 }
 
 #[test]

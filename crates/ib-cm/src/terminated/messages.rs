@@ -2,15 +2,35 @@
 
 use std::net::SocketAddr;
 
-use pvrdma_ib_cm::{IpAddresses, PORT_SPACE_TCP, PathInfo, Rep, Req};
 use pvrdma_verbs_types::{Gid, Psn, Qpn};
 
-use crate::gid::{ip, is_confined};
-use crate::rdmacm::ConnectionData;
+use crate::addresses::{IpAddresses, PORT_SPACE_TCP};
+use crate::message::Rep;
+use crate::req::{PathInfo, Req};
 
-/// Maximum private data of a REQ behind the addresses, and of a REJ, in bytes.
-pub(super) const REQ_PRIVATE: usize = 92 - IpAddresses::LEN;
-pub(super) const REJ_PRIVATE: usize = 148;
+/// Maximum private data of a REQ behind the addresses, in bytes.
+pub const REQ_PRIVATE: usize = 92 - IpAddresses::LEN;
+/// Maximum private data of a REJ, in bytes.
+pub const REJ_PRIVATE: usize = 148;
+
+/// Parameters of a connection, as seen by this end.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ConnectionData {
+    /// Private data of the program.
+    pub private_data: Vec<u8>,
+    /// READs and atomics that this end executes at a time.
+    pub responder_resources: u8,
+    /// READs and atomics that this end may have outstanding.
+    pub initiator_depth: u8,
+    /// Retries of a request without a response.
+    pub retry_count: u8,
+    /// RNR retries.
+    pub rnr_retry: u8,
+    /// The QP has a shared receive queue.
+    pub srq: bool,
+    /// In an event of the host, the QP of the peer; in a request to the host, that of this end.
+    pub qpn: u32,
+}
 
 /// Values that Linux uses in its own messages.
 const RESPONSE_TIMEOUT: u8 = 20;
@@ -18,9 +38,8 @@ const MAX_CM_RETRIES: u8 = 15;
 const ACK_TIMEOUT: u8 = 17;
 const HOP_LIMIT: u8 = 64;
 
-/// Returns the peer that the guest asks for, or `None` if the host cannot connect to it: the request is not one of
-/// `rdma_cm` in the port space of TCP, its addresses are not those of the datagram, or the peer is the host itself or
-/// not one host.
+/// Returns the peer that the guest asks for, or `None` if the request is not one of `rdma_cm` in the port space of TCP,
+/// or its addresses are not those of the datagram.
 pub(super) fn wanted_peer(req: &Req, from: Gid, to: Gid) -> Option<SocketAddr> {
     const RC: u8 = 0;
     if req.transport != RC || req.service_id & !0xffff != PORT_SPACE_TCP {
@@ -31,11 +50,11 @@ pub(super) fn wanted_peer(req: &Req, from: Gid, to: Gid) -> Option<SocketAddr> {
     let [.., high, low] = req.service_id.to_be_bytes();
     let port = u16::from_be_bytes([high, low]);
     let right = Gid::from(addresses.source) == from && Gid::from(addresses.destination) == to;
-    (right && port != 0 && !is_confined(ip(to))).then(|| SocketAddr::new(ip(to), port))
+    (right && port != 0).then(|| SocketAddr::new(to.into(), port))
 }
 
 /// Returns the parameters of the guest's REQ for the host.
-pub(super) fn of_req(req: &Req, max_rd_atomic: u8) -> ConnectionData {
+pub fn of_req(req: &Req, max_rd_atomic: u8) -> ConnectionData {
     ConnectionData {
         private_data: req.private_data.get(IpAddresses::LEN..).unwrap_or_default().to_vec(),
         responder_resources: req.responder_resources.min(max_rd_atomic),
@@ -48,7 +67,7 @@ pub(super) fn of_req(req: &Req, max_rd_atomic: u8) -> ConnectionData {
 }
 
 /// Returns the parameters of the guest's REP for the host.
-pub(super) fn of_rep(rep: &Rep, max_rd_atomic: u8) -> ConnectionData {
+pub fn of_rep(rep: &Rep, max_rd_atomic: u8) -> ConnectionData {
     ConnectionData {
         private_data: rep.private_data.to_vec(),
         responder_resources: rep.responder_resources.min(max_rd_atomic),
@@ -101,7 +120,7 @@ pub(super) struct Asked {
 
 /// Returns the REQ for the guest, or `None` if the private data is too long.
 pub(super) fn req(data: &ConnectionData, asked: &Asked, local_id: u32) -> Option<Req> {
-    let (destination, peer) = (ip(asked.own), asked.peer.ip());
+    let (destination, peer) = (asked.own.into(), asked.peer.ip());
     let header = IpAddresses { source: peer, source_port: asked.peer.port(), destination }.to_bytes()?;
     let rest: [u8; REQ_PRIVATE] = padded(&data.private_data)?;
     let mut private_data = [0; 92];
@@ -137,9 +156,11 @@ pub(super) fn req(data: &ConnectionData, asked: &Asked, local_id: u32) -> Option
 
 #[cfg(test)]
 mod tests {
-    use pvrdma_verbs::testing::gid;
-
     use super::*;
+
+    fn gid(host: u8) -> Gid {
+        std::net::IpAddr::from([10, 0, 0, host]).into()
+    }
 
     fn asked() -> Asked {
         let peer = "10.0.0.9:1234".parse().unwrap();
@@ -160,7 +181,7 @@ mod tests {
         let req = req(&data(56), &asked(), 11).unwrap();
         // Seen from the peer's side.
         assert_eq!((req.responder_resources, req.initiator_depth), (4, 3));
-        let own = SocketAddr::new(ip(gid(1)), 7174);
+        let own = SocketAddr::new(gid(1).into(), 7174);
         assert_eq!(wanted_peer(&req, gid(9), gid(1)), Some(own));
         assert_eq!(of_req(&req, 2).private_data, [7; 56]);
         assert_eq!((of_req(&req, 2).responder_resources, of_req(&req, 9).initiator_depth), (2, 3));

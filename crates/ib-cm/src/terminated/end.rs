@@ -1,17 +1,15 @@
-//! One connection: the daemon's end toward the guest, and the host's identifier.
+//! One connection of a guest.
 
-use pvrdma_ib_cm::{Connection, Req};
 use pvrdma_verbs_types::Gid;
 
-use crate::gid::Bound;
-use crate::rdmacm::CmId;
+use super::host_side::HostSide;
+use crate::connection::Connection;
+use crate::req::Req;
 
 /// Progress of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stage {
-    /// The guest's REQ waits for the address and the path of the peer.
-    Resolving,
-    /// The host has asked the peer.
+pub enum Stage {
+    /// The guest's REQ waits for the peer.
     Connecting,
     /// The peer has accepted. The guest has the REP.
     Offered,
@@ -30,22 +28,22 @@ pub(super) enum Stage {
 impl Stage {
     /// Returns `true` until the connection is established or has failed.
     pub(super) const fn in_progress(self) -> bool {
-        matches!(self, Self::Resolving | Self::Connecting | Self::Offered | Self::Asking | Self::Accepting)
+        matches!(self, Self::Connecting | Self::Offered | Self::Asking | Self::Accepting)
     }
 }
 
 /// A connection.
-#[derive(Debug)]
-pub(super) struct End {
-    /// The daemon's end of the connection with the guest.
+pub(super) struct End<H: HostSide> {
+    /// This end of the connection with the guest.
     pub(super) guest: Connection,
-    /// `None` once it is closed.
-    pub(super) host: Option<CmId>,
+    /// `None` once it is released.
+    pub(super) part: Option<H::Part>,
     pub(super) stage: Stage,
     /// Address of the guest.
-    pub(super) own: Bound,
+    pub(super) own: H::Own,
     /// Address by which the guest knows the peer.
     pub(super) peer: Gid,
     /// Transaction and REQ of the guest, if it began the connection.
     pub(super) request: Option<(u64, Box<Req>)>,
+    pub(super) _permit: H::Permit,
 }
