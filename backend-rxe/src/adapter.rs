@@ -19,6 +19,7 @@ use crate::failures::FailureObserver;
 use crate::faults::FaultPoint;
 use crate::flows::FlowTable;
 use crate::gid::{BoundGid, GidTable};
+use crate::iwarp::meeting::Meeting;
 use crate::mr::MrTables;
 use crate::own_thread::OwnThread;
 use crate::paused::Paused;
@@ -67,6 +68,8 @@ pub(crate) struct Adapter {
     pub(crate) failures: Arc<FailureObserver>,
     /// Faults on request.
     pub(crate) faults: Arc<FaultPoint>,
+    /// Meeting point of the connections to iWARP peers, if the device has any.
+    pub(crate) iwarp: Option<Arc<Meeting>>,
 }
 
 impl fmt::Debug for Adapter {
@@ -79,7 +82,7 @@ impl Adapter {
     /// Creates the adapter of a device.
     ///
     /// # Errors
-    /// The kernel cannot provide random numbers.
+    /// The kernel cannot provide random numbers, or a descriptor.
     pub(crate) fn new(
         id: u64,
         context: DeviceContext,
@@ -112,12 +115,19 @@ impl Adapter {
             flows: Arc::clone(&place.flows),
             failures: Arc::clone(&place.failures),
             faults: Arc::clone(&place.faults),
+            iwarp: place.iwarp().map(Meeting::new).transpose()?,
         })
     }
 
     /// Returns `true` if the link is up. The result is valid until the generation of the directory changes.
     pub(crate) fn is_link_up(&self) -> bool {
         self.link_up.load(Ordering::Acquire)
+    }
+
+    /// Returns `true` if a peer is reached by iWARP, unless it is reached by local delivery.
+    #[inline]
+    pub(crate) fn is_iwarp_peer(&self, peer: Gid) -> bool {
+        self.iwarp.as_ref().is_some_and(|iwarp| iwarp.reaches(peer))
     }
 
     /// Returns `true` if the two devices have separate memory and one of them is slow. The memory of both must not be

@@ -68,6 +68,20 @@ counters! {
         flushed,
         /// Completions that were lost because a queue was full.
         cq_overruns,
+        /// Connections to iWARP peers that were established.
+        iwarp_connections,
+        /// Requests for iWARP connections that the guest, the peer or a rule refused, or that were invalid.
+        iwarp_refused,
+        /// Requests for iWARP connections beyond the number of connections or the memory of the device.
+        iwarp_overflow,
+        /// Connections to iWARP peers that could not be made.
+        iwarp_failed,
+        /// Datagrams to iWARP peers, or from them, that were lost. iWARP has none but those of the connection manager.
+        iwarp_datagrams_dropped,
+        /// Requests that iWARP does not have: atomics and immediate data.
+        iwarp_unsupported,
+        /// SENDs of iWARP peers that had to wait for a receive.
+        iwarp_waited_for_receive,
     }
 
     /// Counts of one batch.

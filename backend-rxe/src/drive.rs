@@ -4,6 +4,7 @@
 //! | state | work that runs |
 //! | --- | --- |
 //! | RTS, SQD | requests, by the path of the [`Route`] |
+//! | RTR | requests of an iWARP peer, because a stream has one state for both directions |
 //! | SQE, error | the flush ([`crate::qp`]) |
 //! | others | nothing |
 //!
@@ -33,6 +34,8 @@ use crate::path::datagram::{self, DatagramBatch};
 use crate::path::directory::Node;
 use crate::path::local::apart::{ApartStep, PartElsewhere};
 use crate::path::local::rc::{self as local_rc, LocalBatch};
+use crate::path::stream::StreamRoute;
+use crate::path::stream::run::{self as stream_run, StreamBatch};
 use crate::path::wire::Admitted;
 use crate::path::wire::rc::{self as wire_rc, WireBatch, WireRequester};
 use crate::path::wire::responder::{WireResponderInspect, WireSide};
@@ -275,6 +278,7 @@ impl Endpoint {
                     }
                 },
                 QpState::Sqe | QpState::Error => self.flush(half, budget, &mut tally),
+                QpState::Rtr if matches!(half.route, Route::Stream(_)) => self.run_requests(half, budget, &mut tally),
                 QpState::Reset | QpState::Init | QpState::Rtr => Run::Idle,
             };
             match run {
@@ -324,6 +328,10 @@ impl Endpoint {
                 }
                 None => Run::Idle,
             },
+            Route::Stream(route) => {
+                let turns = &self.wire.turns;
+                stream_run::run(StreamBatch { qp, requester, route, turns, budget, tally })
+            }
             Route::Datagram(route) => {
                 datagram::run(DatagramBatch { qp, requester, route, port, resolver: &*self.fabric, budget, tally })
             }
@@ -479,7 +487,8 @@ impl Endpoint {
     /// Returns the path of a connected QP over the wire from this GID, wherever the peer is.
     fn path_from(&self, attrs: &QpAttrs, source: BoundGid) -> Option<(Path, BoundGid)> {
         self.fabric.port.as_ref()?;
-        if !self.qp.adapter.rules.allow_peer(attrs.av.dgid) {
+        let adapter = &self.qp.adapter;
+        if !adapter.rules.allow_peer(attrs.av.dgid) || adapter.is_iwarp_peer(attrs.av.dgid) {
             return None;
         }
         let origin = self.qp.adapter.origin(source);
@@ -497,8 +506,12 @@ impl Endpoint {
         let guard = MemoryGuard::open(&qp.adapter, None);
         let view = guard.own().view;
         let SendHalf { requester, route, .. } = half;
-        if let Route::Wire(wire) = route {
-            wire.flush(qp, requester, guard.own(), tally);
+        match route {
+            Route::Wire(wire) => wire.flush(qp, requester, guard.own(), tally),
+            Route::Stream(stream) => stream_run::flush(stream, qp, requester, guard.own(), tally),
+            Route::Unresolved(_) | Route::Local(_) | Route::Datagram(_) => {}
+        }
+        if matches!(route, Route::Wire(_) | Route::Stream(_)) {
             *route = Route::new(qp.qp_type);
         }
         if !requester.flush(qp, view, budget, tally) {
@@ -548,14 +561,20 @@ impl Endpoint {
         let guard = MemoryGuard::open(&self.qp.adapter, None);
         let responder = &mut *self.qp.responder.lock();
         self.pay_for_reads(more_reads, &responder.attrs, new, mask)?;
-        let idle = requester.current.is_none() && !matches!(route, Route::Wire(wire) if !wire.is_idle());
+        let on_path = match route {
+            Route::Wire(wire) => wire.is_idle(),
+            Route::Stream(stream) => stream.is_idle(),
+            Route::Unresolved(_) | Route::Local(_) | Route::Datagram(_) => true,
+        };
+        let idle = requester.current.is_none() && on_path;
         match self.qp.modify((requester, responder), guard.own().view, idle, new, mask)? {
             Modified::Reset => {
                 *route = Route::new(self.qp.qp_type);
                 (*more_reads, *elsewhere) = (None, None);
                 self.wire.reset(&self.qp.adapter.engine);
+                self.forget_iwarp();
             }
-            Modified::Error => {}
+            Modified::Error => self.forget_iwarp(),
             Modified::Attributes(attrs) => {
                 // Packets cannot be sent from an address that is waiting, but the path is set up for the time when the
                 // address can be used.
@@ -563,13 +582,33 @@ impl Endpoint {
                 match route {
                     Route::Unresolved(local) | Route::Local(local) => local.forget(),
                     Route::Wire(wire) => wire.set_attrs(&self.qp, &attrs, path),
+                    Route::Stream(_) => {}
                     // Both datagram senders keep a copy of the Q_Key.
                     Route::Datagram(_) => *route = Route::new(self.qp.qp_type),
                 }
                 self.wire.set_attrs(&attrs, path);
+                self.begin_stream(route, &attrs)?;
             }
         }
         Ok(())
+    }
+
+    /// Takes the connection to an iWARP peer for a queue pair that is moved to RTR.
+    fn begin_stream(&self, route: &mut Route, attrs: &QpAttrs) -> Result<(), VerbsError> {
+        if self.qp.state() != QpState::Rtr || !matches!(route, Route::Unresolved(_)) {
+            return Ok(());
+        }
+        if let Some(stream) = StreamRoute::begin(&self.qp, attrs)? {
+            *route = Route::Stream(stream);
+        }
+        Ok(())
+    }
+
+    /// Ends the connection to an iWARP peer that a queue pair has not taken yet.
+    fn forget_iwarp(&self) {
+        if let Some(iwarp) = &self.qp.adapter.iwarp {
+            iwarp.queue_pair_ended(self.qp.qpn.get());
+        }
     }
 
     /// Charges the memory for READs and atomics on the wire. Queues that have grown do not shrink, so the charge is not
@@ -615,6 +654,7 @@ impl Endpoint {
             half.route = Route::new(self.qp.qp_type);
             (half.more_reads, half.elsewhere) = (None, None);
             self.wire.reset(&self.qp.adapter.engine);
+            self.forget_iwarp();
         }
         node.forget(self.qp.qpn, self);
         self.qp.detach();

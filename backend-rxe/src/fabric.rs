@@ -61,6 +61,11 @@ impl<Q: AsRef<Arc<Qp>> + Send + Sync + 'static> Resolver for Fabric<Q> {
             tally.peers_refused += 1;
             return Destination::Nowhere;
         }
+        if owner.is_none()
+            && let Some(meeting) = self.own.iwarp.as_ref().filter(|meeting| meeting.reaches(to.gid))
+        {
+            return Destination::Iwarp(Arc::clone(meeting));
+        }
         if owner.is_none() && self.port.is_some() {
             return Destination::Wire;
         }

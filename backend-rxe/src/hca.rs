@@ -20,6 +20,7 @@ use crate::cq::{Cq, RxeCq};
 use crate::drive::Endpoint;
 use crate::fabric::Fabric;
 use crate::gid::{BoundGid, GidInspect};
+use crate::iwarp::device::IwarpDevice;
 use crate::limits::{MAX_CQ, MAX_PD, MAX_SRQ, PORT_MTU, VLANS, hca_limits};
 use crate::mr::{Mr, Region};
 use crate::path::directory::Node;
@@ -40,6 +41,8 @@ pub struct RxeHca {
     pub(crate) node: Arc<Node<Endpoint>>,
     pub(crate) fabric: Arc<Fabric<Endpoint>>,
     bindings: Arc<Bindings>,
+    /// Connections to iWARP peers.
+    iwarp: Option<IwarpDevice>,
     pds: Quota,
     cqs: Quota,
     srqs: Quota,
@@ -71,7 +74,8 @@ struct HcaInspect {
 
 impl RxeHca {
     /// # Errors
-    /// The budget of the device does not cover the queues of its port.
+    /// The budget of the device does not cover the queues of its port, or the thread of its iWARP connections cannot be
+    /// started.
     pub(crate) fn new(context: DeviceContext, place: &Place, shared: Arc<Shared>) -> Result<Self, VerbsError> {
         let id = shared.next_adapter.fetch_add(1, Ordering::Relaxed);
         let port = place.port();
@@ -88,11 +92,14 @@ impl RxeHca {
         let own = Arc::clone(&node.adapter);
         let windows = PeerWindows::default();
         let bindings = Bindings::new(&node, &directory, &shared.addresses);
+        let start = |meeting: &Arc<_>| IwarpDevice::start(&node, meeting, shared.threaded, &shared.iwarp);
+        let iwarp = own.iwarp.as_ref().map(start).transpose()?;
         let fabric = Arc::new(Fabric { own, directory, local: shared.local, port, windows });
         Ok(Self {
             node,
             fabric,
             bindings,
+            iwarp,
             pds: Quota::new(MAX_PD, "protection domain"),
             cqs: Quota::new(MAX_CQ, "completion queue"),
             srqs: Quota::new(MAX_SRQ, "shared receive queue"),
@@ -290,6 +297,7 @@ impl Drop for RxeHca {
         for endpoint in self.node.qps() {
             endpoint.destroy(&self.node);
         }
+        drop(self.iwarp.take());
         let complete = &mut *self.adapter().paused.change();
         if std::mem::take(complete) {
             // Requesters of other devices find out that their peer has gone.

@@ -3,7 +3,8 @@
 //! [`Rxe`] is a [`pvrdma_verbs::Backend`]: every device of the process attaches to it and gets an adapter. Adapters
 //! reach each other by *local delivery*: the payload is copied once, from the memory regions of the sender to those of
 //! the receiver. A device that is plugged in ([`Rxe::plug`]) reaches peers on other hosts through an Ethernet link,
-//! with the RoCE transport (`pvrdma_roce`). The behaviour that a peer can observe (order, statuses, RNR, retries,
+//! with the RoCE transport (`pvrdma_roce`). Peers that the embedder lists ([`RxeStation::set_iwarp`]) are reached by
+//! iWARP instead (`pvrdma_iwarp`), over TCP sockets of the embedder. The behaviour that a peer can observe (order, statuses, RNR, retries,
 //! flush, events) is the same in both cases.
 //!
 //! # Modules, from the top
@@ -14,7 +15,8 @@
 //! | `path::wire::receive` | received frames of a device, distributed to its queue pairs |
 //! | `drive` | runs a queue pair: state and route determine the path, or the flush |
 //! | `fabric` | reachability of peers for the queue pairs of a device, and the rules for it |
-//! | `path` | `Route`; `local` delivery, the `wire`, `datagram`s, which use either; the `directory` of GIDs and QPNs |
+//! | `path` | `Route`; `local` delivery, `stream`s, the `wire`, `datagram`s; the `directory` of GIDs and QPNs |
+//! | `iwarp` | connections of guests to iWARP peers, until their queue pairs take them |
 //! | `port` | the links of a device, the threads that serve them, and the rules for the device there |
 //! | `capture` | shows frames to captures, and local delivery as it would have been on the wire |
 //! | `qp` | queue pairs: both halves, `state` with the single transition to ERROR, `flush`, `modify` |
@@ -49,6 +51,9 @@
 //! Memory whose owner makes accesses wait is slow for some time. The tasks of its device then run on a thread of the
 //! device, as do the accesses of other devices' requesters to that memory.
 //!
+//! A device that reaches peers by iWARP has a thread for their connections. It waits for their sockets, and schedules
+//! the queue pairs, whose runs read and write them.
+//!
 //! # Lock order
 //!
 //! 1. a requester with its route; a thread holds at most one;
@@ -57,7 +62,7 @@
 //! 4. a responder, then its state for the wire; a thread holds at most one of each;
 //! 5. an SRQ;
 //! 6. leaves that call nothing: CQ and event sinks of the device, the ready queue, GID and QPN tables, waiter lists,
-//!    windows, the queue in front of a link, the captures of a device.
+//!    windows, the queue in front of a link, the captures of a device, the meeting point of iWARP connections.
 //!
 //! A thread of a port locks a receive queue before all of these, and holds none of them while it reads from the link.
 //!
@@ -108,6 +113,7 @@ pub mod faults;
 mod flows;
 mod gid;
 mod hca;
+mod iwarp;
 mod limits;
 mod moved;
 mod mr;
@@ -140,6 +146,7 @@ pub use cq::RxeCq;
 pub use failures::{FailureCause, ObservedFailures, QpFailure};
 pub use flows::{FlowCount, Road};
 pub use hca::{RxeHca, RxeMr, RxePd, RxeQp};
+pub use iwarp::sockets::{IwarpConfig, Sockets};
 pub use port::config::PortConfig;
 pub use port::rules::{ForgedTransmits, HeldRequests, PortRules, VlanMode};
 pub use rxe::{Rxe, RxeConfig};

@@ -32,7 +32,7 @@ impl Directions {
     fn of(parts: &Parts<'_>) -> Self {
         let requests = match &*parts.route {
             Route::Unresolved(local) | Route::Local(local) => local.connection,
-            Route::Wire(_) | Route::Datagram(_) => Connection::NONE,
+            Route::Wire(_) | Route::Stream(_) | Route::Datagram(_) => Connection::NONE,
         };
         Self { requests, responses: parts.responder.connection }
     }
@@ -123,9 +123,22 @@ impl RxeHca {
         }
     }
 
-    /// Describes the connections that cannot continue on another host: those to devices of this process, without an
-    /// uplink on which they could.
+    /// Describes the connections that cannot continue on another host: those by iWARP, and those to devices of this
+    /// process, without an uplink on which they could.
     pub(crate) fn bound_connections(&self) -> Vec<String> {
+        let is_stream = |endpoint: &&Arc<Endpoint>| {
+            self.adapter().iwarp.is_some() && endpoint.with_parts(|parts| matches!(parts.route, Route::Stream(_)))
+        };
+        let describe = |endpoint: &Arc<Endpoint>| {
+            format!("QP {} is connected by iWARP, over a socket of this host", endpoint.qp().qpn)
+        };
+        let mut bound: Vec<_> = self.node.qps().iter().filter(is_stream).map(describe).collect();
+        bound.extend(self.local_connections());
+        bound
+    }
+
+    /// Describes the connections to devices of this process, unless they can continue on an uplink.
+    fn local_connections(&self) -> Vec<String> {
         if self.fabric.port.as_ref().is_some_and(|port| port.uplink.link.leaves_process()) {
             return Vec::new();
         }

@@ -10,6 +10,7 @@ use crate::capture::Point;
 use crate::failures::FailureObserver;
 use crate::faults::FaultPoint;
 use crate::flows::FlowTable;
+use crate::iwarp::sockets::IwarpConfig;
 use crate::port::Port;
 use crate::port::uplink::Uplink;
 use crate::share::Share;
@@ -18,6 +19,7 @@ use crate::share::Share;
 #[derive(Debug)]
 pub(crate) struct Place {
     uplink: Mutex<Option<Uplink>>,
+    iwarp: Mutex<Option<IwarpConfig>>,
     pub(crate) mac: MacAddr,
     /// Share of the device in common resources.
     pub(crate) share: Arc<Share>,
@@ -35,6 +37,7 @@ impl Place {
     pub(crate) fn new(mac: MacAddr) -> Self {
         Self {
             uplink: Mutex::default(),
+            iwarp: Mutex::default(),
             mac,
             share: Arc::default(),
             flows: Arc::default(),
@@ -62,6 +65,16 @@ impl Place {
         let uplink = self.uplink.lock().take();
         // Its threads end without the lock.
         drop(uplink);
+    }
+
+    /// Sets the peers that the next adapter reaches by iWARP.
+    pub(crate) fn set_iwarp(&self, config: Option<IwarpConfig>) {
+        *self.iwarp.lock() = config;
+    }
+
+    /// Returns the peers that an adapter reaches by iWARP.
+    pub(crate) fn iwarp(&self) -> Option<IwarpConfig> {
+        self.iwarp.lock().clone()
     }
 
     /// Returns the port, if there is one.

@@ -14,6 +14,7 @@ use crate::addresses::Addresses;
 use crate::budget::Budget;
 use crate::engine::{Engine, Workers};
 use crate::hca::RxeHca;
+use crate::iwarp::registry::Registry;
 use crate::port::rules::VlanMode;
 use crate::shared::Shared;
 use crate::station::RxeStation;
@@ -97,6 +98,7 @@ impl Rxe {
         Ok(Self(Arc::new(Shared {
             directory: Arc::default(),
             ports: Arc::default(),
+            iwarp: Registry::default(),
             vlan: config.vlan,
             addresses,
             local: config.local,
@@ -133,6 +135,7 @@ impl Rxe {
         // With workers, ports have their own threads.
         let ports = if self.0.threaded { Vec::new() } else { self.0.ports.all() };
         runs += ports.iter().filter(|port| port.service()).count();
+        runs += self.0.iwarp.all().iter().filter(|device| device.service()).count();
         runs.max(usize::from(ports.iter().any(|port| port.is_holding())))
     }
 
@@ -143,7 +146,8 @@ impl Rxe {
             return true;
         }
         let ports = if self.0.threaded { Vec::new() } else { self.0.ports.all() };
-        let busy = ports.iter().filter(|port| port.service()).count();
+        let busy = ports.iter().filter(|port| port.service()).count()
+            + self.0.iwarp.all().iter().filter(|device| device.service()).count();
         busy > 0 || self.0.engine.run_one()
     }
 
@@ -160,7 +164,9 @@ impl Rxe {
 
     /// Returns the time at which the next timer fires, on the clock of the configuration.
     pub fn next_deadline(&self) -> Option<Duration> {
-        self.0.engine.next_deadline()
+        let devices = self.0.iwarp.all();
+        let connections = devices.iter().filter_map(|device| device.deadline());
+        self.0.engine.next_deadline().into_iter().chain(connections).min()
     }
 }
 

@@ -159,6 +159,7 @@ fn save_qp(parts: Parts<'_>) -> Result<SavedQp, VerbsError> {
         Route::Unresolved(local) => saved::Route::Unresolved(local.connection.save()),
         Route::Local(local) => saved::Route::Local(local.connection.save()),
         Route::Wire(wire) => saved::Route::Wire(Box::new(wire.save(qp.adapter.engine.now()))),
+        Route::Stream(_) => return Err(VerbsError::NotAllowed("a connection by iWARP has a socket of this host")),
         Route::Datagram(route) => saved::Route::Datagram(route.save()),
     };
     let (state, draining, source) = qp.save();

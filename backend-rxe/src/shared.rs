@@ -13,6 +13,7 @@ use crate::addresses::Addresses;
 use crate::capture::Captures;
 use crate::drive::Endpoint;
 use crate::engine::{Engine, Workers};
+use crate::iwarp::registry::Registry;
 use crate::path::directory::Directory;
 use crate::place::Place;
 use crate::port::registry::Ports;
@@ -25,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) directory: Arc<Directory<Endpoint>>,
     pub(crate) engine: Arc<Engine>,
     pub(crate) ports: Arc<Ports>,
+    /// Devices with iWARP, if the engine has no threads.
+    pub(crate) iwarp: Registry,
     /// Treatment of VLAN tags by ports.
     pub(crate) vlan: VlanMode,
     /// Ownership of addresses.

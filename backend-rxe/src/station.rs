@@ -14,6 +14,7 @@ use crate::failures::{ObservedFailures, QpFailure};
 use crate::faults::DeviceFaults;
 use crate::flows::FlowCount;
 use crate::hca::RxeHca;
+use crate::iwarp::sockets::IwarpConfig;
 use crate::place::Place;
 use crate::port::Port;
 use crate::port::config::PortConfig;
@@ -61,6 +62,16 @@ impl RxeStation {
     /// left its links.
     pub fn unplug(&self) {
         self.place.unplug();
+    }
+
+    /// Sets the peers that the device reaches by iWARP, from its next adapter on. Without a configuration, which is the
+    /// default, there are none. An adapter that is attached already does not change.
+    ///
+    /// The adapter makes the connections of its guest's `rdma_cm` to these peers over TCP, and listens for them on the
+    /// ports that the rules of the device name ([`Rules::listen`](pvrdma_verbs::Rules::listen)). It does so on a thread
+    /// of its own, or in [`Rxe::run_ready`](crate::Rxe::run_ready) if the engine has no workers.
+    pub fn set_iwarp(&self, config: Option<IwarpConfig>) {
+        self.place.set_iwarp(config);
     }
 
     /// Returns the counters of the port. Empty if the device is not connected.

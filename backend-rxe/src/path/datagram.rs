@@ -3,10 +3,11 @@
 
 use std::sync::{Arc, Weak};
 
+use pvrdma_ib_cm::MAD_LEN;
 use pvrdma_link::Frames;
 use pvrdma_roce::DatagramSender;
 use pvrdma_saved_state::rxe as saved;
-use pvrdma_verbs_types::{Psn, QpAttrs, QpState, Qpn, SendData, SendOp, UdDestination, WcStatus};
+use pvrdma_verbs_types::{Access, Psn, QpAttrs, QpState, QpType, Qpn, SendData, SendOp, UdDestination, WcStatus};
 
 use super::directory::Generations;
 use super::local::ud::LocalDatagram;
@@ -17,12 +18,13 @@ use crate::capture;
 use crate::counters::Tally;
 use crate::flows::Road;
 use crate::gid::BoundGid;
+use crate::iwarp::meeting::{GuestDatagram, Meeting};
 use crate::limits::PORT_MTU;
 use crate::port::{BATCH, Port};
 use crate::qp::Qp;
 use crate::qp::requester::{Progress, Requester, check_request};
 use crate::qp::send_gate::SendGate;
-use crate::sg::{Memory, MemoryGuard};
+use crate::sg::{Memory, MemoryGuard, SgList};
 use crate::task::Run;
 
 /// Destination of a datagram.
@@ -31,6 +33,8 @@ pub(crate) enum Destination {
     Peer(Arc<Qp>),
     /// A host on the network: no device in this process owns the address.
     Wire,
+    /// An iWARP peer, whose connections the manager of this device makes.
+    Iwarp(Arc<Meeting>),
     /// A QP of this adapter, which is paused.
     Paused(Arc<Adapter>),
     /// Unknown: the datagram is dropped.
@@ -237,6 +241,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
             Destination::Peer(peer) => peer,
             Destination::Paused(adapter) => return Ok(self.wait_for_resume(&adapter)),
             Destination::Wire => return self.send_on_wire(&to, source, own, frames),
+            Destination::Iwarp(meeting) => return self.send_to_manager(&meeting, &to, source, own),
             Destination::Nowhere => {
                 self.capture(&to, source, own, None);
                 return Ok(Sent::Gone);
@@ -355,7 +360,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
                 let peer = Arc::downgrade(peer);
                 Some(LastPeer { generation, source, qpn: to.qpn, to: address, peer })
             }
-            Destination::Wire | Destination::Paused(_) | Destination::Nowhere => None,
+            Destination::Wire | Destination::Iwarp(_) | Destination::Paused(_) | Destination::Nowhere => None,
         };
         found
     }
@@ -375,6 +380,31 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         let packet = wire::ud::OutgoingDatagram { qp: self.qp, port, to, source, memory: own };
         packet.build(sender, &mut self.requester.work, frames, self.tally)?;
         self.requester.count_datagram(self.qp, to.dgid, Road::Wire);
+        Ok(Sent::Gone)
+    }
+
+    /// Passes a management datagram to the manager of the device's iWARP connections. All others are lost: iWARP has no
+    /// datagrams.
+    #[cold]
+    fn send_to_manager(
+        &mut self,
+        meeting: &Meeting,
+        to: &UdDestination,
+        source: BoundGid,
+        own: Memory<'_>,
+    ) -> Result<Sent, WcStatus> {
+        let Requester { work, current, .. } = &*self.requester;
+        let length = current.map_or(0, |progress| progress.length);
+        let mut payload = vec![0; MAD_LEN];
+        let is_management = self.qp.qp_type == QpType::Gsi && to.qpn == Qpn::GSI && length == MAD_LEN as u64;
+        let taken = is_management && {
+            let list = SgList { memory: own, sges: &work.sges, pd: self.qp.pd, need: Access::empty() };
+            list.read(0, &mut payload).map_err(|_| WcStatus::LocalProtection)?;
+            meeting.submit(GuestDatagram { own: source, peer: to.dgid, payload })
+        };
+        if !taken {
+            self.tally.iwarp_datagrams_dropped += 1;
+        }
         Ok(Sent::Gone)
     }
 

@@ -167,6 +167,9 @@ impl<Q> Directory<Q> {
             }
             old
         };
+        if let Some(iwarp) = &adapter.iwarp {
+            iwarp.addresses_changed();
+        }
         // Batches that looked up the old binding hold a view of this adapter's memory, for which the barrier waits.
         // Later batches see the new generation.
         if old.is_some() {

@@ -1,4 +1,5 @@
-//! The paths from a requester to a responder: local delivery to a peer in the same process, the wire to any other peer.
+//! The paths from a requester to a responder: local delivery to a peer in the same process, streams to iWARP peers, the
+//! wire to any other peer.
 //!
 //! # Path of a request
 //!
@@ -9,12 +10,16 @@
 //! to a device of this process, or back: they fail with "retry exceeded", as if the peer's host had died. The exception
 //! is a device that moves to another host with its state: [`crate::moved`]. A datagram QP decides with each request.
 //!
+//! A peer that is reached by iWARP is found when the guest moves its QP to RTR: only a connection that the guest's
+//! `rdma_cm` has made leads to it ([`stream`]).
+//!
 //! Only [`crate::drive`] chooses a path. A path borrows the state that it needs: the QP, its requester half, the state
 //! of the route, and guest memory.
 
 pub(crate) mod datagram;
 pub(crate) mod directory;
 pub(crate) mod local;
+pub(crate) mod stream;
 pub(crate) mod wire;
 
 use std::time::Duration;
@@ -25,6 +30,7 @@ use serde::Serialize;
 use crate::flows::Road;
 use datagram::DatagramRoute;
 use local::{LocalRoute, LocalRouteInspect};
+use stream::{StreamRoute, StreamRouteInspect};
 use wire::rc::{WireRequester, WireRequesterInspect};
 
 /// Path of a QP's requests to their peer, with the state of that path.
@@ -36,6 +42,8 @@ pub(crate) enum Route {
     Local(LocalRoute),
     /// The peer is on the network.
     Wire(Box<WireRequester>),
+    /// The peer is reached by iWARP.
+    Stream(Box<StreamRoute>),
     /// A datagram QP: each request has its own path.
     Datagram(Box<DatagramRoute>),
 }
@@ -50,6 +58,8 @@ pub(crate) enum RouteInspect {
     Local(LocalRouteInspect),
     /// The peer is on the network.
     Wire(Box<WireRequesterInspect>),
+    /// The peer is reached by iWARP.
+    Stream(Box<StreamRouteInspect>),
     /// Each request has its own path.
     Datagram,
 }
@@ -61,6 +71,7 @@ impl Route {
             Self::Unresolved(_) => RouteInspect::Unresolved,
             Self::Local(local) => RouteInspect::Local(local.inspect()),
             Self::Wire(wire) => RouteInspect::Wire(Box::new(wire.inspect(now))),
+            Self::Stream(stream) => RouteInspect::Stream(Box::new(stream.inspect())),
             Self::Datagram(_) => RouteInspect::Datagram,
         }
     }
@@ -71,6 +82,7 @@ impl Route {
             Self::Unresolved(_) => "unresolved",
             Self::Local(_) => "local",
             Self::Wire(_) => "wire",
+            Self::Stream(_) => "stream",
             Self::Datagram(_) => "datagram",
         }
     }
@@ -81,7 +93,7 @@ impl Route {
     pub(crate) const fn road(&self) -> Option<Road> {
         match self {
             Self::Local(_) => Some(Road::Local),
-            Self::Wire(_) => Some(Road::Wire),
+            Self::Wire(_) | Self::Stream(_) => Some(Road::Wire),
             Self::Unresolved(_) | Self::Datagram(_) => None,
         }
     }

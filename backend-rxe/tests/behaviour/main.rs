@@ -41,6 +41,7 @@ mod gate;
 mod guard;
 mod hold;
 mod integrity;
+mod iwarp;
 mod life;
 mod link_state;
 mod marks;

@@ -17,13 +17,13 @@ use crate::qp::responder::{Responder, check_remote, execute_atomic, remote_list,
 use crate::sg::{Memory, SgList};
 
 /// Callbacks of the requester.
-pub(super) struct RequesterHooks<'a> {
-    pub(super) qp: &'a Qp,
-    pub(super) requester: &'a mut Requester,
-    pub(super) memory: Memory<'a>,
-    pub(super) tally: &'a mut Tally,
+pub(in crate::path) struct RequesterHooks<'a> {
+    pub(in crate::path) qp: &'a Qp,
+    pub(in crate::path) requester: &'a mut Requester,
+    pub(in crate::path) memory: Memory<'a>,
+    pub(in crate::path) tally: &'a mut Tally,
     /// The next request that begins was counted for the faults of the device before.
-    pub(super) counted: &'a mut bool,
+    pub(in crate::path) counted: &'a mut bool,
 }
 
 impl RequesterHooks<'_> {
@@ -69,15 +69,15 @@ impl RequesterOps for RequesterHooks<'_> {
 }
 
 /// Callbacks of the responder.
-pub(super) struct ResponderHooks<'a> {
-    pub(super) qp: &'a Qp,
-    pub(super) responder: &'a mut Responder,
-    pub(super) memory: Memory<'a>,
+pub(in crate::path) struct ResponderHooks<'a> {
+    pub(in crate::path) qp: &'a Qp,
+    pub(in crate::path) responder: &'a mut Responder,
+    pub(in crate::path) memory: Memory<'a>,
     /// Record of requests that wait for the guest to post a receive. `None`: such a request is answered by an RNR NAK
     /// immediately.
-    pub(super) wait: Option<&'a PortTurns>,
+    pub(in crate::path) wait: Option<&'a PortTurns>,
     /// The request waits for a receive. It was not executed, and must be passed in again.
-    pub(super) waits: bool,
+    pub(in crate::path) waits: bool,
 }
 
 impl ResponderOps for ResponderHooks<'_> {

@@ -19,7 +19,7 @@ mod admitted;
 mod cnp;
 mod flow;
 pub(crate) mod hold;
-mod hooks;
+pub(super) mod hooks;
 mod new_path;
 pub(crate) mod rc;
 pub(crate) mod receive;
