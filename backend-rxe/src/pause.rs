@@ -10,6 +10,7 @@
 //! | those that run a queue pair of the adapter: engine, doorbells, port | its requester | they do nothing |
 //! | those that receive packets or send responses | a receive queue of the port | they drop packets or [hold off] |
 //! | those that run a peer in the process, which delivers here | views of both, or of slow memory | they [wait] |
+//! | that of the connections to iWARP peers | a view of the memory | it loses datagrams to the guest |
 //! | those that look for receives in a shared receive queue | a view of the memory | they do nothing |
 //!
 //! Owed responses stay owed.

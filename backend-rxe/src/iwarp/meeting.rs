@@ -83,17 +83,17 @@ impl StreamLink {
         self.schedule();
     }
 
-    /// Passes a connection to the queue pair. Returns it if the queue pair has ended.
-    pub(super) fn establish(&self, established: Established) -> Result<(), Established> {
+    /// Passes a connection to the queue pair. Returns `false`, and closes the connection, if the queue pair has ended.
+    pub(super) fn establish(&self, established: Established) -> bool {
         {
             let mut state = self.state.lock();
             if state.ended {
-                return Err(established);
+                return false;
             }
             state.established = Some(established);
         }
         self.schedule();
-        Ok(())
+        true
     }
 
     fn schedule(&self) {

@@ -126,7 +126,7 @@ impl Side {
             stream.set_mss(most);
         }
         self.poller.give(established.token, Watched::Stream(Arc::downgrade(&link)));
-        link.establish(established).map_err(|_| io::ErrorKind::ConnectionAborted.into())
+        if link.establish(established) { Ok(()) } else { Err(io::ErrorKind::ConnectionAborted.into()) }
     }
 
     fn counter(&self, event: Counted) -> &Count {

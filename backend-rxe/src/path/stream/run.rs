@@ -107,7 +107,7 @@ impl StreamBatch<'_> {
         open.hang_up();
         let gate = open.is_full().then_some(SendGate::LinkFull);
         let waits = open.connection.stream().is_some_and(|stream| !stream.is_empty());
-        let gate = gate.or(waits.then_some(SendGate::AckWait));
+        let gate = gate.or_else(|| waits.then_some(SendGate::AckWait));
         self.route.counted = was_counted;
         if end == Some(End::PeerClosed) {
             self.route.meeting.peer_closed(&self.route.link);

@@ -1,11 +1,13 @@
 //! From the request to the established connection, and rejections.
 
-use std::time::Duration;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 
-use pvrdma_ib_cm::{IpAddresses, Message, PORT_SPACE_TCP, Rej, RejectReason, Req};
+use pvrdma_ib_cm::{IpAddresses, Mad, PORT_SPACE_TCP, Rej, RejectReason};
+use pvrdma_iwarp::wire::{FrameKind, StartupFrame};
 use pvrdma_iwarp::{Initiator, Limits};
-use pvrdma_verbs::{Hca, QueuePair};
-use pvrdma_verbs_types::{QpState, Qpn, WcStatus};
+use pvrdma_verbs::VerbsError;
+use pvrdma_verbs_types::{QpAttrMask as M, QpState, WcStatus};
 
 use super::*;
 use crate::world::{SEND, pattern};
@@ -103,7 +105,6 @@ fn a_program_that_rejects_passes_private_data() {
 /// A REQ has room for 56 bytes behind the addresses.
 #[test]
 fn private_data_that_a_guest_cannot_get_is_refused() {
-    use std::io::Write;
     for (length, arrives) in [(56, true), (57, false)] {
         let net = Net::new();
         let mut peer = TcpStream::connect((net.sockets.host(2), PORT)).unwrap();
@@ -164,4 +165,130 @@ fn addresses_that_the_guest_loses_are_not_listened_on() {
     net.run();
     let _left = ask(&net, |_| {});
     assert_eq!(rejection(&net, 0).reason, RejectReason::INVALID_SERVICE_ID);
+}
+
+#[test]
+fn devices_of_one_engine() {
+    let net = Net::on_one_engine();
+    let Ends { left, right, .. } = net.connect();
+    right.recv(1, &[]);
+    left.send(1, &[]);
+    net.wait(&right.rcq, 1);
+    assert_eq!((left.scq.one().status, right.rcq.one().status), (WcStatus::Success, WcStatus::Success));
+}
+
+/// Service ID resolution, and datagrams that are not of the connection manager.
+#[test]
+fn other_datagrams_to_the_peers_are_lost() {
+    let net = Net::new();
+    let mut sidr = Mad { transaction: 1, message: net.guests[0].rtu(&Rep::default()) }.to_bytes();
+    sidr[17] = 0x17;
+    net.guests[0].send_bytes(gid(2), &sidr);
+    net.guests[0].send_bytes(gid(2), &sidr[..100]);
+    net.run();
+    assert_eq!(net.counter(0, "iwarp_datagrams_dropped"), 2);
+    assert!(!net.guests[0].has_message());
+}
+
+/// A host that accepts connections to a port of its own.
+fn host(net: &Net) -> (TcpListener, u16) {
+    let listener = TcpListener::bind((net.sockets.host(3), 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    (listener, port)
+}
+
+/// Lets the first guest connect to a port of the host, and returns the host's socket with the request.
+fn asked(net: &Net, listener: &TcpListener) -> (TcpStream, StartupFrame) {
+    listener.set_nonblocking(true).unwrap();
+    let mut socket = None;
+    let socket = std::cell::RefCell::new(&mut socket);
+    net.until("a connection", || {
+        **socket.borrow_mut() = listener.accept().ok();
+        socket.borrow().is_some()
+    });
+    let socket = socket.borrow_mut().take().unwrap().0;
+    socket.set_nonblocking(true).unwrap();
+    let bytes = std::cell::RefCell::new(Vec::new());
+    net.until("a request", || {
+        let mut more = [0; 600];
+        if let Ok(read) = (&socket).read(&mut more) {
+            bytes.borrow_mut().extend_from_slice(&more[..read]);
+        }
+        StartupFrame::parse(FrameKind::Request, &bytes.borrow()).unwrap().is_some()
+    });
+    let (frame, _) = StartupFrame::parse(FrameKind::Request, &bytes.borrow()).unwrap().unwrap();
+    (socket, frame)
+}
+
+fn ask_host(net: &Net, port: u16) -> End {
+    let left = net.qp(0);
+    let request = net.guests[0].request(gid(3), port, left.qp.qpn());
+    net.guests[0].send(gid(3), Message::Req(Box::new(request)));
+    left
+}
+
+/// Some adapters close the connection when they get a request of revision 2.
+#[test]
+fn a_peer_that_knows_only_the_first_revision() {
+    let net = Net::new();
+    let (listener, port) = host(&net);
+    let _left = ask_host(&net, port);
+    let (socket, request) = asked(&net, &listener);
+    assert_eq!((request.revision, request.crc), (2, true));
+    drop(socket);
+    let (mut socket, request) = asked(&net, &listener);
+    assert_eq!((request.revision, request.private_data.clone()), (1, vec![7; 56]));
+    let reply = StartupFrame { kind: FrameKind::Reply, private_data: vec![8; 100], ..request };
+    socket.write_all(&reply.to_bytes()).unwrap();
+    let Message::Rep(rep) = net.next(0) else { panic!("no REP") };
+    assert_eq!((rep.private_data[..100].to_vec(), rep.private_data[100]), (vec![8; 100], 0));
+}
+
+#[test]
+fn a_peer_that_closes_every_connection() {
+    let net = Net::new();
+    let (listener, port) = host(&net);
+    let _left = ask_host(&net, port);
+    drop(asked(&net, &listener));
+    drop(asked(&net, &listener));
+    assert_eq!(rejection(&net, 0).reason, RejectReason::TIMEOUT);
+    assert_eq!(net.counter(0, "iwarp_failed"), 1);
+}
+
+/// A REP has room for 196 bytes, and a REJ for 148.
+#[test]
+fn answers_that_are_longer_than_a_guest_can_get() {
+    for (length, rejected) in [(197, false), (300, true)] {
+        let net = Net::new();
+        let (listener, port) = host(&net);
+        let _left = ask_host(&net, port);
+        let (mut socket, request) = asked(&net, &listener);
+        let reply = StartupFrame { kind: FrameKind::Reply, rejected, private_data: vec![8; length], ..request };
+        socket.write_all(&reply.to_bytes()).unwrap();
+        let rej = rejection(&net, 0);
+        assert_eq!((rej.reason, rej.private_data[147]), (RejectReason::CONSUMER, if rejected { 8 } else { 0 }));
+        drop(read_to_end(&net, &socket));
+    }
+}
+
+/// The guest has room for connections, but not for their buffers.
+#[test]
+fn memory_is_limited() {
+    let net = Net::new();
+    let left = ask(&net, |_| {});
+    let Message::Req(req) = net.next(1) else { panic!("no REQ") };
+    let right = net.qp(1);
+    net.accept(&right, &req, |_| {});
+    let Message::Rep(rep) = net.next(0) else { panic!("no REP") };
+    let budget = &net.guests[0].node.budget;
+    budget.set_limit(budget.used());
+    let attrs = QpAttrs { state: QpState::Init, access: crate::world::ALL, port_num: 1, ..QpAttrs::default() };
+    left.qp.modify(&attrs, M::STATE | M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS).unwrap();
+    let mut attrs = QpAttrs { state: QpState::Rtr, dest_qpn: rep.qpn, ..End::toward(&left) };
+    attrs.av.dgid = gid(2);
+    let mask = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
+    assert!(matches!(left.qp.modify(&attrs, mask | M::STATE), Err(VerbsError::Exhausted(_) | VerbsError::Budget(_))));
+    let _other = ask(&net, |_| {});
+    net.run();
+    assert_eq!(net.counter(0, "iwarp_overflow"), 1);
 }

@@ -53,13 +53,24 @@ impl Net {
         Self::with(0, |config| config)
     }
 
+    /// Guests on the same engine, whose devices do not reach each other by local delivery.
+    pub(crate) fn on_one_engine() -> Self {
+        let clock = Arc::new(ManualClock::default());
+        let config = RxeConfig::default().with_workers(0).with_clock(Arc::clone(&clock) as _).with_local(false);
+        let engine = Rxe::new(config).unwrap();
+        Self::on([engine.clone(), engine], clock, |config| config)
+    }
+
     /// Guests on engines with this number of workers, with changes of the configuration.
     pub(crate) fn with(workers: usize, change: impl Fn(IwarpConfig) -> IwarpConfig) -> Self {
         let clock = Arc::new(ManualClock::default());
         let time: Arc<dyn Clock> =
             if workers > 0 { Arc::new(MonotonicClock::default()) } else { Arc::clone(&clock) as _ };
         let config = RxeConfig::default().with_workers(workers).with_clock(time);
-        let engines = [(); 2].map(|()| Rxe::new(config.clone()).unwrap());
+        Self::on([(); 2].map(|()| Rxe::new(config.clone()).unwrap()), clock, change)
+    }
+
+    fn on(engines: [Rxe; 2], clock: Arc<ManualClock>, change: impl Fn(IwarpConfig) -> IwarpConfig) -> Self {
         let sockets = Arc::new(Loopback::new());
         let mut stations = Vec::new();
         let guests = [0, 1].map(|at: usize| {

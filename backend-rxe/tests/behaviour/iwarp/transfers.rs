@@ -1,10 +1,10 @@
 //! Messages over established connections.
 
-use pvrdma_verbs::{MemoryRegion, QueuePair};
-use pvrdma_verbs_types::{SendFlags, SendOp, WcOpcode, WcStatus};
+use pvrdma_verbs::{AsyncEvent, MemoryRegion, QpEvent};
+use pvrdma_verbs_types::{QpAttrMask, QpState, SendFlags, SendOp, WcOpcode, WcStatus};
 
 use super::*;
-use crate::world::{SEND, pattern, write};
+use crate::world::{SEND, pattern, post_shared, write};
 
 #[test]
 fn sends_writes_and_reads_both_ways() {
@@ -138,4 +138,64 @@ fn without_crc_and_with_many_requests() {
     let last = REQUESTS * 64 % (1 << 16);
     net.until("the data", || theirs.read(0, last) == pattern(7, 1 << 16)[..usize::try_from(last).unwrap()]);
     assert_eq!(left.qp.inspect()["requester"]["route"]["stream"]["crc"], false);
+}
+
+/// Receives of a shared queue, which are posted late.
+#[test]
+fn a_shared_receive_queue() {
+    let net = Net::new();
+    let (srq, ring) = net.guests[1].node.srq(0);
+    let right = net.guests[1].node.qp_with(QpType::Rc, Some(&srq), |_| {});
+    let left = net.qp(0);
+    let request = net.guests[0].request(gid(2), PORT, left.qp.qpn());
+    net.guests[0].send(gid(2), Message::Req(Box::new(request)));
+    let Message::Req(req) = net.next(1) else { panic!("no REQ") };
+    net.accept(&right, &req, |rep| rep.srq = true);
+    let Message::Rep(rep) = net.next(0) else { panic!("no REP") };
+    to_rts(&left, 2, rep.qpn);
+    left.send(1, &[]);
+    left.send(2, &[]);
+    net.until("the wait", || net.counter(1, "iwarp_waited_for_receive") > 0);
+    post_shared(&srq, &ring, 5..7);
+    net.wait(&right.rcq, 2);
+    assert_eq!(right.rcq.poll_statuses(), [(5, WcStatus::Success), (6, WcStatus::Success)]);
+}
+
+/// A queue pair may receive before it can send.
+#[test]
+fn a_queue_pair_in_rtr_receives() {
+    let net = Net::new();
+    let (left, right) = (net.qp(0), net.qp(1));
+    let request = net.guests[0].request(gid(2), PORT, left.qp.qpn());
+    net.guests[0].send(gid(2), Message::Req(Box::new(request)));
+    let Message::Req(req) = net.next(1) else { panic!("no REQ") };
+    right.rtr(&right, |attrs| (attrs.dest_qpn, attrs.av.dgid) = (req.qpn, gid(1)));
+    net.guests[1].send(gid(1), Message::Rep(net.guests[1].accept(&req, right.qp.qpn())));
+    let Message::Rep(rep) = net.next(0) else { panic!("no REP") };
+    to_rts(&left, 2, rep.qpn);
+    right.recv(1, &[]);
+    left.send(1, &[]);
+    net.wait(&right.rcq, 1);
+    assert_eq!(net.guests[1].node.events.poll(), [AsyncEvent::Qp(QpEvent::CommunicationEstablished, right.cookie)]);
+}
+
+#[test]
+fn requests_that_were_started_end_in_sqd() {
+    let net = Net::new();
+    let Ends { left, right, .. } = net.connect();
+    let (mine, theirs) = (net.guests[0].node.buffer(8), net.guests[1].node.buffer(8));
+    left.post(1, SendOp::Read { remote: theirs.remote(0) }, &[mine.all()]);
+    left.qp.notify_send();
+    let notify = QpAttrs { en_sqd_async_notify: true, ..QpAttrs::default() };
+    left.change(QpState::Sqd, notify, QpAttrMask::EN_SQD_ASYNC_NOTIFY);
+    left.submit(2, SEND, &[]);
+    net.wait(&left.scq, 1);
+    assert_eq!(net.guests[0].node.events.poll(), [AsyncEvent::Qp(QpEvent::SendQueueDrained, left.cookie)]);
+    assert_eq!(left.scq.poll_statuses(), [(1, WcStatus::Success)]);
+    // It still answers its peer.
+    right.submit(1, SendOp::Read { remote: mine.remote(0) }, &[theirs.all()]);
+    net.wait(&right.scq, 1);
+    right.recv(1, &[]);
+    left.to(QpState::Rts);
+    net.wait(&right.rcq, 1);
 }
