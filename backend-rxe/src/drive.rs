@@ -328,6 +328,7 @@ impl Endpoint {
                 }
                 None => Run::Idle,
             },
+            Route::Stream(_) if !qp.adapter.is_link_up() => Run::Idle,
             Route::Stream(route) => {
                 let turns = &self.wire.turns;
                 stream_run::run(StreamBatch { qp, requester, route, turns, budget, tally })

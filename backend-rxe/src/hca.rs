@@ -179,6 +179,10 @@ impl Hca for RxeHca {
         if let Some(port) = self.fabric.port.as_ref().filter(|_| changed) {
             port.set_link(up);
         }
+        if changed && up && self.iwarp.is_some() {
+            // Streams have stood still since the link went down.
+            self.node.qps().iter().for_each(|endpoint| endpoint.qp().task().schedule());
+        }
         Ok(changed)
     }
 

@@ -4,8 +4,8 @@
 //! reach each other by *local delivery*: the payload is copied once, from the memory regions of the sender to those of
 //! the receiver. A device that is plugged in ([`Rxe::plug`]) reaches peers on other hosts through an Ethernet link,
 //! with the RoCE transport (`pvrdma_roce`). Peers that the embedder lists ([`RxeStation::set_iwarp`]) are reached by
-//! iWARP instead (`pvrdma_iwarp`), over TCP sockets of the embedder. The behaviour that a peer can observe (order, statuses, RNR, retries,
-//! flush, events) is the same in both cases.
+//! iWARP instead (`pvrdma_iwarp`), over TCP sockets of the embedder. The behaviour that a peer of the same process or
+//! of the RoCE transport can observe (order, statuses, RNR, retries, flush, events) is the same.
 //!
 //! # Modules, from the top
 //!

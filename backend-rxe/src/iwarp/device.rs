@@ -76,6 +76,8 @@ impl Drop for IwarpDevice {
             // Log: the last of this thread.
             log::error!("the thread of a device's iWARP connections panicked");
         }
+        // Sockets of queue pairs that ended after the last work.
+        drop(self.meeting.take_work());
     }
 }
 

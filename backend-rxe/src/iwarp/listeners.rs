@@ -52,7 +52,7 @@ impl Listeners {
                 continue;
             }
             let opened = meeting.config.sockets.listen(address);
-            let opened = opened.and_then(|socket| Ok((poller.add_level(&socket, Watched::Listener)?, socket)));
+            let opened = opened.and_then(|socket| Ok((poller.add_edge(&socket, Watched::Listener)?, socket)));
             match opened {
                 Ok((token, socket)) => {
                     self.open.insert(address, Listener { socket, token, own });

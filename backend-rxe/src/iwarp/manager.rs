@@ -24,8 +24,9 @@ use crate::limits::MAX_RD_ATOMIC;
 const MAXIMUM: Maximum = Maximum { in_progress: 64, kept: 4096 };
 /// Maximum number of sockets that peers have connected and whose requests are incomplete.
 const MAX_INCOMING: usize = 64;
-/// Maximum number of sockets that are accepted before other work.
-const ACCEPT_BATCH: usize = 16;
+/// Maximum number of sockets that are accepted before other work. It exceeds the kernel's queue of connections, so that
+/// the next one is reported.
+const ACCEPT_BATCH: usize = 4096;
 /// Number of retries in a REQ: the largest.
 const RETRIES: u8 = 7;
 
@@ -126,11 +127,12 @@ impl Manager {
     fn work(&mut self, now: Duration) -> bool {
         let side = &mut self.connections.host;
         let work = side.meeting.take_work();
+        for socket in work.closing {
+            // At the end of the device, too: this sends the rest, as far as the socket takes it.
+            side.lingering.push(now, &mut side.poller, socket);
+        }
         if work.stop {
             return true;
-        }
-        for socket in work.closing {
-            side.lingering.push(now, &mut side.poller, socket);
         }
         if work.addresses {
             self.listeners.update(&side.adapter, &side.meeting, &mut side.poller);
@@ -238,8 +240,17 @@ impl Manager {
     fn accept(&mut self, now: Duration, token: u64) {
         for _ in 0..ACCEPT_BATCH {
             let Some((listener, own, own_port)) = self.listeners.find(token) else { return };
-            // The error of a connection that is gone already does not concern the next one.
-            let Ok((socket, address)) = listener.accept() else { return };
+            let (socket, address) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // This connection is gone already. Others may wait behind it.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) => {
+                    let log = &self.connections.host.adapter.log;
+                    log.warn(module_path!(), format_args!("a connection of a peer cannot be accepted: {error}"));
+                    return;
+                }
+            };
             let side = &self.connections.host;
             let peer = side.meeting.config.sockets.peer(address);
             let may = side.reaches(peer.ip());

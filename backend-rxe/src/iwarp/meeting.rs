@@ -272,8 +272,8 @@ impl Meeting {
         *self.state.lock().users.entry(qpn).or_insert(key) == key
     }
 
-    /// Assigns a queue pair of the guest to a connection that is prepared. Returns `false` as [`Self::claim`], or if the
-    /// guest has moved another one to RTR for it.
+    /// Assigns a queue pair of the guest to a connection that is prepared. Returns `false` as [`Self::claim`], or if
+    /// the guest has moved another one to RTR for it.
     pub(super) fn claim_prepared(&self, qpn: u32, key: u32) -> bool {
         let mut guard = self.state.lock();
         let state = &mut *guard;

@@ -83,8 +83,8 @@ pub(crate) fn flush(
 }
 
 impl StreamBatch<'_> {
-    /// Does what the socket, the ring and the peer permit once. Breaks if that was nothing, with the reason if there are
-    /// requests.
+    /// Does what the socket, the ring and the peer permit once. Breaks if that was nothing, with the reason if there
+    /// are requests.
     fn turn(&mut self) -> ControlFlow<Option<SendGate>> {
         let (qp, timeout) = (self.qp, timeout(self.requester));
         let StreamRoute { counted, .. } = &mut *self.route;

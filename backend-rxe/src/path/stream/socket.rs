@@ -153,8 +153,8 @@ impl StreamSocket {
         }
     }
 
-    /// Passes what was exchanged to the connection. `posted`: a receive may have been posted. Returns `true` if there was
-    /// something to pass.
+    /// Passes what was exchanged to the connection. `posted`: a receive may have been posted. Returns `true` if there
+    /// was something to pass.
     pub(super) fn deliver(
         &mut self,
         now: Duration,

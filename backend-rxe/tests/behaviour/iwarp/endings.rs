@@ -1,7 +1,7 @@
 //! Ends of connections in order.
 
 use pvrdma_ib_cm::Message;
-use pvrdma_verbs::{PauseHca, QueuePair, SaveHca};
+use pvrdma_verbs::{Hca, PauseHca, QueuePair, SaveHca};
 use pvrdma_verbs_types::{QpState, WcStatus};
 
 use super::*;
@@ -119,6 +119,24 @@ fn a_device_with_connections_cannot_move() {
     hca.resume();
     left.to(QpState::Error);
     assert_eq!(hca.blockers(), Vec::<String>::new());
+}
+
+/// While the link is down, nothing is read from the socket or written to it.
+#[test]
+fn a_link_that_is_down_delays_messages() {
+    let net = Net::new();
+    let Ends { left, right, .. } = net.connect();
+    let hca = &net.guests[1].node.hca;
+    hca.set_link(false).unwrap();
+    right.recv(1, &[]);
+    left.send(1, &[]);
+    right.send(2, &[]);
+    net.wait(&left.scq, 1);
+    net.run();
+    assert_eq!((right.rcq.total(), right.scq.total()), (0, 0));
+    hca.set_link(true).unwrap();
+    net.wait(&right.rcq, 1);
+    net.wait(&right.scq, 1);
 }
 
 /// A device that is paused does nothing; then it continues.

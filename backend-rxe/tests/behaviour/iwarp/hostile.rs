@@ -25,7 +25,7 @@ fn establish(net: &Net) -> (TcpStream, End) {
     let mut peer = connect(net);
     let initiator = Initiator::new(Duration::ZERO, LIMITS, b"hello").unwrap();
     peer.write_all(&initiator.request()).unwrap();
-    let Message::Req(req) = net.next(1) else { panic!("no REQ") };
+    let req = net.next_req(1);
     let right = net.qp(1);
     to_rts(&right, 1, req.qpn);
     let rep = net.guests[1].accept(&req, right.qp.qpn());
@@ -91,6 +91,29 @@ fn requests_that_are_not_of_mpa_do_not_reach_the_guest() {
     net.connect();
 }
 
+/// The guest is told that it need not decide any more.
+#[test]
+fn a_peer_that_leaves_before_the_guest_answers() {
+    for more in [&[][..], b"more"] {
+        let net = Net::new();
+        let mut peer = connect(&net);
+        peer.write_all(&Initiator::new(Duration::ZERO, LIMITS, b"").unwrap().request()).unwrap();
+        let req = net.next_req(1);
+        // Bytes behind the request break the protocol.
+        peer.write_all(more).unwrap();
+        if more.is_empty() {
+            drop(peer);
+        }
+        let Message::Rej(rej) = net.next(1) else { unreachable!("no REJ") };
+        assert_eq!(rej.remote_id, 0);
+        // An answer that crosses the rejection does no harm.
+        let right = net.qp(1);
+        net.accept(&right, &req, |_| {});
+        net.run();
+        right.qp.destroy();
+    }
+}
+
 #[test]
 fn many_sockets_without_a_request_are_bounded() {
     let net = Net::new();
@@ -138,7 +161,7 @@ fn damaged_and_forbidden_messages_end_the_connection() {
         let (mut peer, right) = establish(&net);
         peer.write_all(&bytes).unwrap();
         let found = terminate(&net, &peer).cause;
-        assert!(cause.map_or(found.is_protection(), |cause| found == cause), "{found:?}");
+        assert!(cause.map_or_else(|| found.is_protection(), |cause| found == cause), "{found:?}");
         peer.shutdown(Shutdown::Write).unwrap();
         assert_eq!(right.state(), QpState::Error);
         let events = net.guests[1].node.events.poll();

@@ -119,6 +119,18 @@ impl Net {
         self.guests[guest].take_message()
     }
 
+    /// Returns the REQ that a guest gets next.
+    pub(crate) fn next_req(&self, guest: usize) -> Req {
+        let Message::Req(req) = self.next(guest) else { unreachable!("no REQ") };
+        *req
+    }
+
+    /// Returns the REP that a guest gets next.
+    pub(crate) fn next_rep(&self, guest: usize) -> Rep {
+        let Message::Rep(rep) = self.next(guest) else { unreachable!("no REP") };
+        rep
+    }
+
     /// Returns a QP of a guest, in RESET.
     pub(crate) fn qp(&self, guest: usize) -> End {
         self.guests[guest].node.qp_with(QpType::Rc, None, |init| init.caps.max_send_sge = 16)
@@ -135,14 +147,14 @@ impl Net {
         let mut request = self.guests[0].request(gid(2), PORT, left.qp.qpn());
         change(&mut request);
         self.guests[0].send(gid(2), Message::Req(Box::new(request)));
-        let Message::Req(req) = self.next(1) else { panic!("no REQ") };
+        let req = self.next_req(1);
         self.accept(&right, &req, answer);
         assert!(matches!(self.next(1), Message::Rtu(_)));
-        let Message::Rep(rep) = self.next(0) else { panic!("no REP") };
+        let rep = self.next_rep(0);
         to_rts(&left, 2, rep.qpn);
         self.guests[0].send(gid(2), self.guests[0].rtu(&rep));
         self.run();
-        Ends { left, right, rep, req: *req }
+        Ends { left, right, rep, req }
     }
 
     /// Lets the second guest accept a request with a QP.
@@ -155,7 +167,7 @@ impl Net {
 
     /// Waits for the DREQ of a peer, and answers it.
     pub(crate) fn expect_disconnect(&self, guest: usize) -> Dreq {
-        let Message::Dreq(dreq) = self.next(guest) else { panic!("no DREQ") };
+        let Message::Dreq(dreq) = self.next(guest) else { unreachable!("no DREQ") };
         let peer = gid(if guest == 0 { 2 } else { 1 });
         self.guests[guest].send(peer, self.guests[guest].drep(&dreq));
         dreq

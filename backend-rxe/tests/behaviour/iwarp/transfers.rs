@@ -149,9 +149,9 @@ fn a_shared_receive_queue() {
     let left = net.qp(0);
     let request = net.guests[0].request(gid(2), PORT, left.qp.qpn());
     net.guests[0].send(gid(2), Message::Req(Box::new(request)));
-    let Message::Req(req) = net.next(1) else { panic!("no REQ") };
+    let req = net.next_req(1);
     net.accept(&right, &req, |rep| rep.srq = true);
-    let Message::Rep(rep) = net.next(0) else { panic!("no REP") };
+    let rep = net.next_rep(0);
     to_rts(&left, 2, rep.qpn);
     left.send(1, &[]);
     left.send(2, &[]);
@@ -168,10 +168,10 @@ fn a_queue_pair_in_rtr_receives() {
     let (left, right) = (net.qp(0), net.qp(1));
     let request = net.guests[0].request(gid(2), PORT, left.qp.qpn());
     net.guests[0].send(gid(2), Message::Req(Box::new(request)));
-    let Message::Req(req) = net.next(1) else { panic!("no REQ") };
+    let req = net.next_req(1);
     right.rtr(&right, |attrs| (attrs.dest_qpn, attrs.av.dgid) = (req.qpn, gid(1)));
     net.guests[1].send(gid(1), Message::Rep(net.guests[1].accept(&req, right.qp.qpn())));
-    let Message::Rep(rep) = net.next(0) else { panic!("no REP") };
+    let rep = net.next_rep(0);
     to_rts(&left, 2, rep.qpn);
     right.recv(1, &[]);
     left.send(1, &[]);
