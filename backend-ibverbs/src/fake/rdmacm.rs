@@ -151,7 +151,7 @@ unsafe fn copied(from: *mut ConnParam) -> ConnectionData {
         let conn = *from;
         (conn, std::slice::from_raw_parts(conn.private_data, conn.private_data_len.into()).to_vec())
     };
-    crate::rdmacm::connection_data(&conn, private_data)
+    conn.data(private_data)
 }
 
 extern "C" fn connect(id: *mut CmId, conn: *mut ConnParam) -> c_int {

@@ -63,20 +63,22 @@ impl HostEvent {
             sys::DEVICE_REMOVAL => HostEventKind::DeviceRemoved,
             _ => HostEventKind::Other,
         };
-        Self { id, kind, status: event.status, data: connection_data(&event.conn, private_data), new }
+        Self { id, kind, status: event.status, data: event.conn.data(private_data), new }
     }
 }
 
-/// Returns the parameters of an event, with a copy of their private data.
-pub(crate) fn connection_data(parameters: &sys::ConnParam, private_data: Vec<u8>) -> ConnectionData {
-    ConnectionData {
-        private_data,
-        responder_resources: parameters.responder_resources,
-        initiator_depth: parameters.initiator_depth,
-        retry_count: parameters.retry_count,
-        rnr_retry: parameters.rnr_retry_count,
-        srq: parameters.srq != 0,
-        qpn: parameters.qp_num,
+impl sys::ConnParam {
+    /// Returns the parameters with a copy of their private data.
+    pub(crate) fn data(&self, private_data: Vec<u8>) -> ConnectionData {
+        ConnectionData {
+            private_data,
+            responder_resources: self.responder_resources,
+            initiator_depth: self.initiator_depth,
+            retry_count: self.retry_count,
+            rnr_retry: self.rnr_retry_count,
+            srq: self.srq != 0,
+            qpn: self.qp_num,
+        }
     }
 }
 

@@ -13,6 +13,6 @@ mod id;
 mod libraries;
 
 pub(crate) use channel::EventChannel;
-pub(crate) use event::{HostEvent, HostEventKind, connection_data};
+pub(crate) use event::{HostEvent, HostEventKind};
 pub(crate) use id::CmId;
 pub(crate) use libraries::Libraries;
