@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,8 +22,10 @@ use crate::limits::MAX_RD_ATOMIC;
 
 /// Maximum numbers of connections of a device.
 const MAXIMUM: Maximum = Maximum { in_progress: 64, kept: 4096 };
-/// Maximum number of sockets that peers have connected and whose requests are incomplete.
+/// Maximum number of sockets that peers have connected and whose requests are incomplete, and of those of one peer. The
+/// oldest one is closed for a further one, because a request usually arrives at once.
 const MAX_INCOMING: usize = 64;
+const MAX_OF_PEER: usize = 16;
 /// Maximum number of sockets that are accepted before other work. It exceeds the kernel's queue of connections, so that
 /// the next one is reported.
 const ACCEPT_BATCH: usize = 4096;
@@ -171,7 +173,7 @@ impl Manager {
         let due = |incoming: &IncomingPeer| incoming.startup.deadline().is_some_and(|deadline| deadline <= now);
         let due: Vec<_> = self.incoming.iter().filter(|(_, incoming)| due(incoming)).map(|(token, _)| *token).collect();
         for token in due {
-            self.drop_incoming(token);
+            self.drop_incoming(token, Counted::Refused);
         }
     }
 
@@ -222,7 +224,7 @@ impl Manager {
         &mut self,
         now: Duration,
         key: u32,
-        begun: (std::net::IpAddr, SocketAddr),
+        begun: (IpAddr, SocketAddr),
         startup: Option<Startup>,
     ) -> io::Result<()> {
         let side = &mut self.connections.host;
@@ -253,14 +255,26 @@ impl Manager {
             };
             let side = &self.connections.host;
             let peer = side.meeting.config.sockets.peer(address);
-            let may = side.reaches(peer.ip());
-            let counters = &side.adapter.counters;
-            if !may || self.incoming.len() >= MAX_INCOMING {
-                Counters::bump(if may { &counters.iwarp_overflow } else { &counters.iwarp_refused });
+            if !side.reaches(peer.ip()) {
+                side.count(Counted::Refused);
                 continue;
             }
+            self.limit_incoming(peer.ip());
             if let Err(error) = self.begin_incoming(now, socket, own, own_port, peer) {
                 log::debug!("a connection of {peer} cannot be used: {error}");
+            }
+        }
+    }
+
+    /// Closes a socket without a complete request, if there are too many.
+    fn limit_incoming(&mut self, peer: IpAddr) {
+        let of_peer = |incoming: &&IncomingPeer| incoming.peer.ip() == peer;
+        let crowded = self.incoming.values().filter(of_peer).count() >= MAX_OF_PEER;
+        if crowded || self.incoming.len() >= MAX_INCOMING {
+            let candidates = self.incoming.iter().filter(|(_, incoming)| !crowded || of_peer(incoming));
+            // Numbers of sockets are in the order in which they were accepted.
+            if let Some(oldest) = candidates.map(|(token, _)| *token).min() {
+                self.drop_incoming(oldest, Counted::Overflow);
             }
         }
     }
@@ -289,7 +303,7 @@ impl Manager {
         match incoming.startup.advance(now) {
             None => {}
             Some(Change::Requested(request)) => self.ask(now, token, &request),
-            Some(_) => self.drop_incoming(token),
+            Some(_) => self.drop_incoming(token, Counted::Refused),
         }
     }
 
@@ -310,10 +324,10 @@ impl Manager {
     }
 
     /// Ends a connection whose request is invalid or late.
-    fn drop_incoming(&mut self, token: u64) {
+    fn drop_incoming(&mut self, token: u64, reason: Counted) {
         if let Some(incoming) = self.incoming.remove(&token) {
             let side = &mut self.connections.host;
-            side.count(Counted::Refused);
+            side.count(reason);
             side.finish(incoming.startup);
         }
     }

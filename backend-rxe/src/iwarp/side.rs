@@ -120,7 +120,10 @@ impl Side {
     /// Passes a connection whose startup is complete to its queue pair.
     fn hand_over(&mut self, key: u32, startup: Startup) -> io::Result<()> {
         let mut established = startup.into_established();
-        let link = self.meeting.link(key).ok_or(io::ErrorKind::ConnectionAborted)?;
+        let Some(link) = self.meeting.link(key) else {
+            self.poller.remove(established.token);
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        };
         let most = self.meeting.config.sockets.segment_size(&established.socket);
         if let Some(stream) = established.connection.stream_mut() {
             stream.set_mss(most);

@@ -121,14 +121,18 @@ impl Net {
 
     /// Returns the REQ that a guest gets next.
     pub(crate) fn next_req(&self, guest: usize) -> Req {
-        let Message::Req(req) = self.next(guest) else { unreachable!("no REQ") };
-        *req
+        match self.next(guest) {
+            Message::Req(req) => *req,
+            message => unreachable!("no REQ: {message:?}"),
+        }
     }
 
     /// Returns the REP that a guest gets next.
     pub(crate) fn next_rep(&self, guest: usize) -> Rep {
-        let Message::Rep(rep) = self.next(guest) else { unreachable!("no REP") };
-        rep
+        match self.next(guest) {
+            Message::Rep(rep) => rep,
+            message => unreachable!("no REP: {message:?}"),
+        }
     }
 
     /// Returns a QP of a guest, in RESET.

@@ -87,10 +87,19 @@ impl<H: HostSide> GuestConnections<H> {
         Some((end.part.as_mut()?, end.request.as_ref().map(|(_, req)| &**req)))
     }
 
-    /// Returns `true` if another connection may begin.
-    pub fn has_room(&self) -> bool {
+    /// Returns the permission to keep another connection, if there may be one. Connections that have ended make room
+    /// for it: otherwise a peer could keep out others by connections that end at once.
+    fn permit(&mut self) -> Option<H::Permit> {
         let in_progress = self.ends.values().filter(|end| end.stage.in_progress()).count();
-        in_progress < self.maximum.in_progress && self.ends.len() < self.maximum.kept
+        if in_progress >= self.maximum.in_progress {
+            return None;
+        }
+        if self.ends.len() >= self.maximum.kept {
+            let ended = self.ends.iter().filter(|(_, end)| end.stage == Stage::Closed);
+            let oldest = ended.min_by_key(|(_, end)| end.guest.poll_timeout()).map(|(key, _)| *key)?;
+            self.ends.remove(&oldest);
+        }
+        self.host.permit()
     }
 
     /// Processes deadlines that have passed.
@@ -143,8 +152,7 @@ impl<H: HostSide> GuestConnections<H> {
             self.host.count(Counted::Refused);
             return self.refuse(now, own, peer, transaction, *req, RejectReason::INVALID_SERVICE_ID);
         };
-        let permit = if self.has_room() { self.host.permit() } else { None };
-        let Some(permit) = permit else {
+        let Some(permit) = self.permit() else {
             // The guest repeats its REQ.
             return self.host.count(Counted::Overflow);
         };
@@ -265,8 +273,7 @@ impl<H: HostSide> GuestConnections<H> {
     /// said yet is then to be rejected.
     pub fn ask(&mut self, now: Duration, request: PeerRequest<'_, H::Own>, mut part: H::Part) -> Result<u32, H::Part> {
         let PeerRequest { own, own_port, peer, data } = request;
-        let permit = if self.has_room() { self.host.permit() } else { None };
-        let Some(permit) = permit else {
+        let Some(permit) = self.permit() else {
             self.host.count(Counted::Overflow);
             return Err(part);
         };

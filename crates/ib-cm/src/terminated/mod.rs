@@ -23,3 +23,6 @@ pub use connections::{GuestConnections, Maximum, NO_QP, PeerRequest};
 pub use end::Stage;
 pub use host_side::{Accepted, Counted, HostSide, QpBinding};
 pub use messages::{ConnectionData, REJ_PRIVATE, REQ_PRIVATE, of_rep, of_req};
+
+#[cfg(test)]
+mod tests;
