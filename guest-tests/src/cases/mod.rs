@@ -131,6 +131,7 @@ fn of_the_device() -> Vec<Case> {
     cases.extend(lab::cases());
     #[cfg(feature = "suite")]
     cases.extend(lab_rootfs::cases());
+    #[cfg(feature = "suite")]
     cases.extend(rootfs_debian::cases());
     #[cfg(feature = "suite")]
     cases.extend(suites::cases());
