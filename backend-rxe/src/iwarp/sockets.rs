@@ -13,6 +13,48 @@ const DEFAULT_MSS: usize = 1428;
 
 /// TCP sockets for the guest's addresses, which the embedder provides. Threads of the engine call these methods, so
 /// they must not wait for a peer.
+///
+/// # Example
+///
+/// Sockets of a kernel that has the guest's addresses:
+///
+/// ```
+/// use std::io;
+/// use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+/// use std::sync::Arc;
+///
+/// use pvrdma_rxe::{IwarpConfig, Rxe, RxeConfig, Sockets};
+/// use rustix::io::Errno;
+/// use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+///
+/// #[derive(Debug)]
+/// struct KernelSockets;
+///
+/// impl Sockets for KernelSockets {
+///     fn connect(&self, from: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
+///         let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+///         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+///         let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+///         bind(&socket, &SocketAddr::new(from, 0))?;
+///         match connect(&socket, &to) {
+///             Ok(()) | Err(Errno::INPROGRESS) => Ok(socket.into()),
+///             Err(errno) => Err(errno.into()),
+///         }
+///     }
+///
+///     fn listen(&self, address: SocketAddr) -> io::Result<TcpListener> {
+///         let listener = TcpListener::bind(address)?;
+///         listener.set_nonblocking(true)?;
+///         Ok(listener)
+///     }
+/// }
+///
+/// let backend = Rxe::new(RxeConfig::default())?;
+/// let station = backend.station("52:54:00:00:00:01".parse()?);
+/// let peers = vec!["10.0.7.0/24".parse()?];
+/// station.set_iwarp(Some(IwarpConfig::new(Arc::new(KernelSockets), peers)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Sockets: Send + Sync + fmt::Debug {
     /// Begins a connection from an address of the guest to a peer. Returns a socket that does not block, whose
     /// connection may still be in progress.
