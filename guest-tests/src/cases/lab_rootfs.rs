@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::case::Case;
 use super::lab::{as_nobody, ensure_status, said, up_after};
+use super::rootfs_debian;
 use crate::image::GuestImage;
 
 /// Builds the archive (an OCI layout with two layers) from files of the guests' system, and the suite.
@@ -62,9 +63,11 @@ printf '#!/bin/sh\necho "<last words>"\n[ $PVRDMA_LAB_NUMBER = 0 ] && exec sleep
 chmod 755 run/suite/*
 "#;
 
-/// The test.
+/// The tests.
 pub(crate) fn cases() -> Vec<Case> {
-    vec![Case::alone("lab/rootfs", rootfs)]
+    let mut cases = vec![Case::alone("lab/rootfs", rootfs)];
+    cases.extend(rootfs_debian::cases());
+    cases
 }
 
 /// Boots the archive, and checks the results in each form.

@@ -132,8 +132,6 @@ fn of_the_device() -> Vec<Case> {
     #[cfg(feature = "suite")]
     cases.extend(lab_rootfs::cases());
     #[cfg(feature = "suite")]
-    cases.extend(rootfs_debian::cases());
-    #[cfg(feature = "suite")]
     cases.extend(suites::cases());
     #[cfg(feature = "suite")]
     cases.extend(container::cases());

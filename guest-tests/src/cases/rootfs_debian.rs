@@ -30,7 +30,7 @@ const PACKAGES: [&str; 11] = [
 const SUITE: [&str; 3] = ["10-gcc", "20-python", "30-ucx"];
 
 /// The tests.
-pub(crate) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     const WHEN: &str = "builds a Debian with compilers; runs when asked for: --only slow/rootfs";
     let case = |name: &str, release: &'static str| {
         Case::alone(format!("slow/rootfs/{name}"), move |image| run(image, release)).slow(WHEN)

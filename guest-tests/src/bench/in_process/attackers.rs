@@ -44,8 +44,8 @@ pub(super) fn p99_beside_attackers(runs: usize) -> Result<Figure> {
     Ok(Figure::of_rounds("in-process/p99-beside-attackers", title, "µs", true, &rounds, than))
 }
 
-/// Returns the 99th percentile of `samples` writes of a tenant, in microseconds, while each of `others` runs its steps on
-/// a thread.
+/// Returns the 99th percentile of `samples` writes of a tenant, in microseconds, while each of `others` runs its steps
+/// on a thread.
 pub(super) fn beside<T: Send>(
     tenant: &mut Side,
     write: &[Encoded],
