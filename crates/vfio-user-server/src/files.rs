@@ -275,16 +275,22 @@ mod tests {
 
     use super::*;
 
+    /// Returns the files of a client with one of 1 MiB, and its mapping.
+    fn with_a_mapping(stream: &UnixStream) -> (Files<'_>, Arc<MmapRegion>) {
+        let space = DmaSpace::new(PinPolicy::Off);
+        let mut files = Files::new(FileRules::default(), Eviction::new(space.revocation(), stream));
+        let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, 1 << 20).unwrap();
+        let mapping = files.backing(memory, 0, 1 << 20, true).unwrap().mapping;
+        (files, mapping)
+    }
+
     /// Unmapping a large file, and closing the last descriptor of a deleted one, takes as long as the client
     /// determines.
     #[test]
     fn mappings_end_on_the_thread_that_clears_them() {
         let (stream, _other) = UnixStream::pair().unwrap();
-        let space = DmaSpace::new(PinPolicy::Off);
-        let mut files = Files::new(FileRules::default(), Eviction::new(space.revocation(), &stream));
-        let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&memory, 1 << 20).unwrap();
-        let mapping = files.backing(memory, 0, 1 << 20, true).unwrap().mapping;
+        let (mut files, mapping) = with_a_mapping(&stream);
         let gone = Arc::downgrade(&mapping);
         let (begin, begun) = channel();
         // A thread of another device, which still uses the mapping.
@@ -303,11 +309,7 @@ mod tests {
     #[test]
     fn memory_in_use_stays_protected() {
         let (stream, _other) = UnixStream::pair().unwrap();
-        let space = DmaSpace::new(PinPolicy::Off);
-        let mut files = Files::new(FileRules::default(), Eviction::new(space.revocation(), &stream));
-        let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&memory, 1 << 20).unwrap();
-        let mapping = files.backing(memory, 0, 1 << 20, true).unwrap().mapping;
+        let (mut files, mapping) = with_a_mapping(&stream);
         let gone = Arc::downgrade(&mapping);
         files.clear_within(Duration::ZERO);
         assert_eq!(gone.strong_count(), 2);

@@ -38,7 +38,7 @@ fn private_data_and_reads_reach_the_other_end() {
     let addresses = IpAddresses::from_bytes(req.private_data.first_chunk().unwrap()).unwrap();
     assert_eq!((addresses.source, addresses.destination), (gid(1).into(), gid(2).into()));
     assert_eq!(req.service_id, PORT_SPACE_TCP + u64::from(PORT));
-    // What the peer executes, and what it may ask for: at most 128.
+    // Number of READs that the peer executes, and that it may request: at most 128.
     assert_eq!((req.responder_resources, req.initiator_depth), (4, 128));
     assert_eq!((rep.responder_resources, rep.initiator_depth), (8, 4));
     assert!(rep.qpn.get() > 1 && req.qpn.get() > 1);

@@ -41,7 +41,7 @@ fn a_guest_disconnects() {
     }
 }
 
-/// What a guest has sent before it disconnects arrives, although it was complete when the socket had taken it.
+/// Messages that a guest has sent before it disconnects arrive, although they complete when the socket has taken them.
 #[test]
 fn the_last_messages_arrive() {
     const MESSAGES: u64 = 30;

@@ -1,5 +1,6 @@
 //! Small writes of a guest beside its large ones, with local delivery.
 
+use std::slice;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -28,19 +29,18 @@ pub(super) fn small_beside_bulk(runs: usize) -> Result<[Figure; 2]> {
     let side = |host| Side::private(&backend, host, &SideOptions::new(BUFFER, Placement::Contiguous));
     let [mut a, b] = connect(side(1)?, side(2)?)?;
     let small: Vec<Encoded> = a.writes(&b, 8).take(1).collect();
-    let mut bulk = [Bulk::new(&a, &b)?];
+    let mut bulk = Bulk::new(&a, &b)?;
     let (mut times, mut rates) = (Vec::new(), Vec::new());
     for _ in 0..runs {
         let alone = beside(&mut a, &small, SAMPLES, &mut [], Bulk::step)?;
         let start = Instant::now();
         while start.elapsed() < ALONE {
-            bulk.iter_mut().try_for_each(Bulk::step)?;
+            bulk.step()?;
         }
-        let bulk_alone = bulk.each_mut().map(Bulk::rate);
-        let both = beside(&mut a, &small, SAMPLES, &mut bulk, Bulk::step)?;
-        let bulk_beside = bulk.each_mut().map(Bulk::rate);
+        let bulk_alone = bulk.rate();
+        let both = beside(&mut a, &small, SAMPLES, slice::from_mut(&mut bulk), Bulk::step)?;
         times.push([both, alone]);
-        rates.push([bulk_beside[0], bulk_alone[0]]);
+        rates.push([bulk.rate(), bulk_alone]);
     }
     let title = "p99 of an 8-byte write beside a QP of the same guest that writes 1 MiB".to_owned();
     let p99 = Figure::of_rounds("in-process/small-beside-bulk", title, "µs", true, &times, "alone");
